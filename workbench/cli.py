@@ -1,0 +1,342 @@
+"""Commands, options, printing: the one place that prints and that catches WorkbenchError (exit status 2)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from workbench.errors import UnknownName, WorkbenchError
+
+if TYPE_CHECKING:
+    from workbench.report.summary import Row
+
+app = typer.Typer(
+    help="Compose LoRA experts of one language model without training again, and compare the ways to do it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console()
+err = Console(stderr=True)
+
+
+class Wandb(StrEnum):
+    off = "off"
+    offline = "offline"
+    online = "online"
+
+
+BaseOption = Annotated[
+    str, typer.Option("--base", help="The shipped 'mini', a folder with a causal LM, or a hub name.")
+]
+ExpertsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--experts",
+        help="NAME=PATH,...: PEFT LoRA folders or hub names; shipped experts by their name alone.",
+        show_default="the shipped ones",
+    ),
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option("--weights", help="λ of each expert, in their order: 1,0.5", show_default="all 1"),
+]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of the problems' draw and of sampling.")]
+
+
+@app.callback(invoke_without_command=True)
+def workbench(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if show_version:
+        out.print(version("compose-workbench"), highlight=False)
+        raise typer.Exit
+
+
+@app.command()
+def compare(
+    base: BaseOption = "mini",
+    experts: ExpertsOption = None,
+    methods: Annotated[str, typer.Option(help="Composition methods, see `workbench list`.")] = "logit,task_arith",
+    weights: WeightsOption = None,
+    tasks: Annotated[str, typer.Option(help="Tasks, see `workbench list`.")] = "letters,mini_math,mini_code",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Problems of each task.", show_default="all")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 64,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The longest answer, in tokens.", show_default="the task's own")
+    ] = None,
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The run folder; an unfinished run in it goes on.", show_default="reports/compare-<hash>"),
+    ] = None,
+    wandb: Annotated[Wandb, typer.Option(help="Log the result to Weights & Biases.")] = Wandb.off,
+) -> None:
+    """Evaluate the base, each expert alone and each composition METHOD on TASKS.
+
+    Writes a run folder (samples.jsonl, results.json, report.md, report.html) and prints a table.
+    The same command again goes on where it was stopped, and redoes nothing.
+    """
+    from workbench.evaluate.tasks import TASKS
+
+    names = _names("method", methods)
+    chosen_tasks = [_known("task", name, TASKS) for name in _names("task", tasks)]
+    paths = _expert_paths(base, experts, reserved=["base", *names])
+    lambdas = _weights(weights)
+
+    from workbench.methods import check
+
+    for name in names:
+        check(name, list(paths), lambdas)
+
+    from workbench.decode.sampling import Sampling
+    from workbench.evaluate import comparison, harness
+
+    sampling = Sampling(temperature)
+    engine, loaded = _open(base, paths)
+    items = harness.items(
+        chosen_tasks,
+        experts=list(paths),
+        limit=limit,
+        seed=seed,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+    )
+    engine.check([item.request for item in items])
+    plans = comparison.plans(list(paths), names, lambdas)
+    config = comparison.config(
+        base=engine.base,
+        experts=loaded,
+        methods=names,
+        weights=lambdas,
+        items=items,
+        settings={"limit": limit, "seed": seed, "temperature": temperature, "max_new_tokens": max_new_tokens},
+        batch_size=batch_size,
+        command=["workbench", *sys.argv[1:]],
+    )
+    folder_path = output or Path("reports") / f"compare-{comparison.identity(config)[:8]}"
+
+    from workbench.evaluate.records import RunFolder
+    from workbench.report import page, wandb as wandb_report
+    from workbench.report.summary import results_json, summarize
+
+    with RunFolder(folder_path, config) as folder:
+        with _progress(len(items) * len(plans)) as advance:
+            samples = harness.run(engine, plans, items, folder, batch_size, advance)
+        metrics = {task.name: task.metric for task in chosen_tasks}
+        rows = summarize(samples, metrics, list(plans))
+        folder.write("results.json", results_json(rows))
+        folder.write("report.md", page.write_markdown(rows, folder.config))
+        folder.write("report.html", page.write_page(rows, samples, folder.config))
+        wandb_report.log_run(wandb.value, rows, samples, folder.config, folder.path)
+    out.print(_table(rows, compositions=names))
+    out.print(f"{len(samples)} samples and the report: {folder_path}/report.html", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
+    method: Annotated[
+        str, typer.Option(help="A composition method, 'base', or the name of one of the experts.")
+    ] = "logit",
+    base: BaseOption = "mini",
+    experts: ExpertsOption = None,
+    weights: WeightsOption = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 128,
+    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None,
+    temperature: TemperatureOption = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many likeliest tokens; 0: all.")] = 0,
+    seed: SeedOption = 0,
+) -> None:
+    """Print what the composed model answers to PROMPT."""
+    from workbench.methods import METHODS, check
+
+    paths = _expert_paths(base, experts, reserved=["base", *METHODS])
+    lambdas = _weights(weights)
+    if method in ("base", *paths):
+        check("logit", list(paths), lambdas)
+    else:
+        _known("method", method, {**METHODS, **dict.fromkeys(["base", *paths])})
+        check(method, list(paths), lambdas)
+
+    from workbench.decode.engine import Request
+    from workbench.decode.sampling import Sampling
+    from workbench.evaluate import comparison
+
+    sampling = Sampling(temperature, top_p, top_k)
+    engine, _ = _open(base, paths)
+    request = Request("prompt", prompt.replace("\\n", "\n"), max_new_tokens, tuple(stop or ()), sampling, seed)
+    plan = comparison.plans(list(paths), [] if method in ("base", *paths) else [method], lambdas)[method]
+    [[completion]] = engine.generate(plan, [request], batch_size=1)
+    print(completion.text)
+    why = {"eos": "end of sequence", "stop": "a stop string", "length": "the length limit"}[completion.finish]
+    err.print(f"[dim]{completion.tokens} tokens, ended by {why}[/dim]", highlight=False)
+
+
+@app.command("list")
+def list_() -> None:
+    """List methods, tasks, bases and shipped experts."""
+    from workbench.evaluate.tasks import TASKS
+    from workbench.methods import METHODS
+    from workbench.models import SHIPPED, shipped_experts
+
+    def section(title: str, rows: Iterable[tuple[str, str]]) -> None:
+        out.print(f"[bold]{title}[/bold]")
+        for name, text in rows:
+            out.print(f"  {name:<12} {escape(text)}", highlight=False)
+
+    def first_line(thing: object) -> str:
+        return (type(thing).__doc__ or "").strip().splitlines()[0]
+
+    section("methods", ((name, first_line(method)) for name, method in METHODS.items()))
+    section("tasks", ((name, first_line(task)) for name, task in TASKS.items()))
+    section("bases", ((name, f"experts: {', '.join(shipped_experts(name))}") for name in SHIPPED))
+    out.print("  or a folder with a causal LM, or a hub name", highlight=False)
+
+
+def main() -> None:
+    """Runs a command; a user's mistake ends in one line on stderr and exit status 2."""
+    try:
+        app()
+    except WorkbenchError as error:
+        err.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _names(kind: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise WorkbenchError(f"no {kind} given", f"--{kind}s takes names with commas between")
+    for name in names:
+        if names.count(name) > 1:
+            raise WorkbenchError(f"{kind} '{name}' is given twice")
+    return names
+
+
+def _known(kind: str, name: str, known: Any) -> Any:
+    if name not in known:
+        raise UnknownName(kind, name, known)
+    return known[name]
+
+
+def _expert_paths(base: str, text: str | None, reserved: list[str]) -> dict[str, str]:
+    """The experts' folders by name: `NAME=PATH`, a path or hub name alone, or the name of a shipped expert."""
+    from workbench.models import DEFAULT_EXPERTS, base_source, shipped_experts
+
+    base_source(base)
+    shipped = shipped_experts(base)
+    if text is None:
+        if not shipped:
+            raise WorkbenchError(f"no experts for base '{base}'", way_out="Give them with --experts NAME=PATH,...")
+        return {name: str(shipped[name]) for name in DEFAULT_EXPERTS}
+    paths: dict[str, str] = {}
+    for word in _names("expert", text):
+        name, equals, path = word.partition("=")
+        if not equals:
+            name = word if word in shipped else Path(word).name
+            path = str(shipped.get(word, word))
+            if word not in shipped and "/" not in word and not Path(word).exists():
+                raise UnknownName("expert", word, shipped) if shipped else WorkbenchError(
+                    f"unknown expert '{word}'", "NAME=PATH with the folder of a PEFT adapter"
+                )
+        if not name or not path:
+            raise WorkbenchError(f"--experts has '{word}'", "NAME=PATH")
+        if name in reserved:
+            raise WorkbenchError(f"an expert cannot be called '{name}'", "the name has a meaning already")
+        if name in paths:
+            raise WorkbenchError(f"two experts are called '{name}'", "one name each")
+        same = [other for other, known in paths.items() if _resolved(known) == _resolved(path)]
+        if same:
+            raise WorkbenchError(f"experts '{same[0]}' and '{name}' are the same folder", path)
+        paths[name] = path
+    return paths
+
+
+def _resolved(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
+def _weights(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise WorkbenchError(f"--weights '{text}'", "numbers with commas between, such as 1,0.5") from error
+
+
+def _open(base: str, paths: dict[str, str]) -> Any:
+    """(engine, experts): everything read and checked, nothing run."""
+    with err.status("reading torch and transformers"):
+        from workbench.decode.engine import Engine
+        from workbench.experts.bank import ExpertBank
+        from workbench.experts.lora import read_expert
+        from workbench.models import open_base
+
+    experts = [read_expert(name, path) for name, path in paths.items()]
+    with err.status(f"opening base '{escape(base)}'"):
+        opened = open_base(base)
+    for expert in experts:
+        expert.check_fits(opened.model, opened.sha256)
+        expert.check_vocabulary(opened.tokenizer.get_vocab())
+    return Engine(opened, ExpertBank(opened.model, experts)), experts
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    columns = (
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        bar = progress.add_task("", total=total, rate="")
+
+        def advance(method: str, count: int) -> None:
+            speed = progress.tasks[0].finished_speed or progress.tasks[0].speed
+            rate = f"{speed:.0f} samples/s" if speed else ""
+            progress.update(bar, advance=count, description=method, rate=rate)
+
+        yield advance
+
+
+def _table(rows: list[Row], compositions: list[str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("task", "method"):
+        table.add_column(name)
+    for name in ("score", "95 % interval", "n", "eos", "stop", "length"):
+        table.add_column(name, justify="right")
+    task = None
+    for row in rows:
+        if task is not None and row.task != task:
+            table.add_section()
+        table.add_row(
+            f"{row.task} ({row.metric})" if row.task != task else "",
+            row.method,
+            f"{100 * row.score:.1f}",
+            f"{100 * row.low:.1f} – {100 * row.high:.1f}",
+            str(row.n),
+            *(str(row.ended.get(why, 0)) for why in ("eos", "stop", "length")),
+            style="bold" if row.method in compositions else None,
+        )
+        task = row.task
+    return table

@@ -1,0 +1,108 @@
+"""Methods × tasks -> samples. It knows plans by their names only, and tasks by their protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+from workbench.decode.engine import Completion, Engine, Request
+from workbench.decode.sampling import Sampling
+from workbench.evaluate.records import RunFolder, Sample
+from workbench.evaluate.tasks import Problem, Task
+from workbench.methods.plan import Plan
+
+
+@dataclass(frozen=True)
+class Item:
+    """One problem of one task, and the request that asks it."""
+
+    task: Task
+    problem: Problem
+    request: Request
+
+
+def items(
+    tasks: Sequence[Task],
+    *,
+    experts: Sequence[str],
+    limit: int | None,
+    seed: int,
+    sampling: Sampling,
+    max_new_tokens: int | None,
+) -> list[Item]:
+    """Every problem of every task, ready to ask; the same for all methods."""
+    made = []
+    for task in tasks:
+        for problem in task.problems(limit, seed, experts):
+            request = Request(
+                id=f"{task.name}/{problem.id}",
+                prompt=problem.prompt,
+                max_new_tokens=max_new_tokens or task.max_new_tokens,
+                stop=task.stop,
+                sampling=sampling,
+                seed=_seed(seed, task.name, problem.id),
+            )
+            made.append(Item(task, problem, request))
+    return made
+
+
+def problems_sha256(made: Sequence[Item]) -> dict[str, str]:
+    """A hash of each task's problems, for the record."""
+    texts: dict[str, list[str]] = {}
+    for item in made:
+        texts.setdefault(item.task.name, []).append(json.dumps(asdict(item.problem), default=str))
+    return {name: hashlib.sha256("\n".join(lines).encode()).hexdigest() for name, lines in texts.items()}
+
+
+def run(
+    engine: Engine,
+    plans: Mapping[str, Plan],
+    made: Sequence[Item],
+    folder: RunFolder,
+    batch_size: int,
+    on_samples: Callable[[str, int], None] = lambda method, count: None,
+) -> list[Sample]:
+    """Decodes and scores what `folder` does not hold yet; `on_samples(method, count)` hears of progress.
+
+    Raises WorkbenchError for a prompt that does not fit, before any model is run.
+    """
+    engine.check([item.request for item in made])
+    done = {sample.key for sample in folder.samples}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for method, plan in plans.items():
+            waiting = {
+                item.request.id: item
+                for item in made
+                if (item.task.name, method, item.problem.id) not in done
+            }
+            on_samples(method, len(made) - len(waiting))
+            requests = [item.request for item in waiting.values()]
+            for batch in engine.generate(plan, requests, batch_size):
+                folder.append(
+                    pool.map(lambda completion: _sample(method, waiting[completion.id], completion), batch)
+                )
+                on_samples(method, len(batch))
+    return folder.samples
+
+
+def _sample(method: str, item: Item, completion: Completion) -> Sample:
+    return Sample(
+        task=item.task.name,
+        method=method,
+        id=item.problem.id,
+        prompt=item.problem.prompt,
+        reference=item.problem.reference,
+        text=completion.text,
+        finish=completion.finish,
+        tokens=completion.tokens,
+        scores=item.task.score(item.problem, completion.text),
+    )
+
+
+def _seed(*parts: object) -> int:
+    """A seed for each problem, the same for every method, so that methods see the same random numbers."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7])

@@ -1,0 +1,49 @@
+"""The composition methods, written out: a new one is a file beside this and a line below.
+
+The package imports torch alone. (It is not called `compose`, because `workbench.compose` is a function.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from workbench.errors import UnknownName, WorkbenchError
+from workbench.methods.logit import Logit
+from workbench.methods.plan import Method, Plan
+from workbench.methods.task_arith import TaskArithmetic
+
+METHODS: dict[str, Method] = {
+    "logit": Logit(),
+    "task_arith": TaskArithmetic(),
+}
+
+
+def plan(method: str, experts: Sequence[str], weights: Sequence[float] | None = None) -> Plan:
+    """The plan of `method` for the named experts; `weights` is λ, one for each of them, all 1 by default.
+
+    Raises WorkbenchError for an unknown method, a wrong number of weights, or one that is not finite.
+    """
+    check(method, experts, weights)
+    return METHODS[method].plan(torch.tensor(weights or [1.0] * len(experts), dtype=torch.float64))
+
+
+def check(method: str, experts: Sequence[str], weights: Sequence[float] | None) -> None:
+    if method not in METHODS:
+        raise UnknownName("method", method, METHODS)
+    if not experts:
+        raise WorkbenchError("no experts", "a composition needs at least one")
+    if weights is None:
+        return
+    if len(weights) != len(experts):
+        raise WorkbenchError(
+            f"{len(weights)} weights for {len(experts)} experts", f"one for each of {', '.join(experts)}, in this order"
+        )
+    for expert, weight in zip(experts, weights, strict=True):
+        if not math.isfinite(weight):
+            raise WorkbenchError(f"the weight of '{expert}' is {weight}", "a finite number")
+
+
+__all__ = ["METHODS", "Method", "Plan", "check", "plan"]
