@@ -20,6 +20,9 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
+from transformers.utils import logging
+
+logging.disable_progress_bar()
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
@@ -78,7 +81,9 @@ def save_adapter(base: Path, folder: Path, seed: int, std: float = 0.1, **option
     """A LoRA adapter of `base` with random factors, written by peft."""
     torch.manual_seed(seed)
     options = {"r": 4, "lora_alpha": 8, "target_modules": PROJECTIONS, **options}
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", **options))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(task_type="CAUSAL_LM", **options)
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:

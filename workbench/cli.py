@@ -70,7 +70,9 @@ def workbench(
 def compare(
     base: BaseOption = "mini",
     experts: ExpertsOption = None,
-    methods: Annotated[str, typer.Option(help="Composition methods, see `workbench list`.")] = "logit,task_arith",
+    methods: Annotated[
+        str, typer.Option(help="Composition methods, see `workbench list`.")
+    ] = "logit,task_arith",
     weights: WeightsOption = None,
     tasks: Annotated[str, typer.Option(help="Tasks, see `workbench list`.")] = "letters,mini_math,mini_code",
     limit: Annotated[
@@ -84,7 +86,9 @@ def compare(
     seed: SeedOption = 0,
     output: Annotated[
         Path | None,
-        typer.Option(help="The run folder; an unfinished run in it goes on.", show_default="reports/compare-<hash>"),
+        typer.Option(
+            help="The run folder; an unfinished run in it goes on.", show_default="reports/compare-<hash>"
+        ),
     ] = None,
     wandb: Annotated[Wandb, typer.Option(help="Log the result to Weights & Biases.")] = Wandb.off,
 ) -> None:
@@ -146,7 +150,9 @@ def compare(
         folder.write("report.html", page.write_page(rows, samples, folder.config))
         wandb_report.log_run(wandb.value, rows, samples, folder.config, folder.path)
     out.print(_table(rows, compositions=names))
-    out.print(f"{len(samples)} samples and the report: {folder_path}/report.html", highlight=False, soft_wrap=True)
+    out.print(
+        f"{len(samples)} samples and the report: {folder_path}/report.html", highlight=False, soft_wrap=True
+    )
 
 
 @app.command()
@@ -159,7 +165,9 @@ def generate(
     experts: ExpertsOption = None,
     weights: WeightsOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 128,
-    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")
+    ] = None,
     temperature: TemperatureOption = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that hold this mass.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many likeliest tokens; 0: all.")] = 0,
@@ -182,7 +190,9 @@ def generate(
 
     sampling = Sampling(temperature, top_p, top_k)
     engine, _ = _open(base, paths)
-    request = Request("prompt", prompt.replace("\\n", "\n"), max_new_tokens, tuple(stop or ()), sampling, seed)
+    request = Request(
+        "prompt", prompt.replace("\\n", "\n"), max_new_tokens, tuple(stop or ()), sampling, seed
+    )
     plan = comparison.plans(list(paths), [] if method in ("base", *paths) else [method], lambdas)[method]
     [[completion]] = engine.generate(plan, [request], batch_size=1)
     print(completion.text)
@@ -244,7 +254,9 @@ def _expert_paths(base: str, text: str | None, reserved: list[str]) -> dict[str,
     shipped = shipped_experts(base)
     if text is None:
         if not shipped:
-            raise WorkbenchError(f"no experts for base '{base}'", way_out="Give them with --experts NAME=PATH,...")
+            raise WorkbenchError(
+                f"no experts for base '{base}'", way_out="Give them with --experts NAME=PATH,..."
+            )
         return {name: str(shipped[name]) for name in DEFAULT_EXPERTS}
     paths: dict[str, str] = {}
     for word in _names("expert", text):
@@ -253,8 +265,12 @@ def _expert_paths(base: str, text: str | None, reserved: list[str]) -> dict[str,
             name = word if word in shipped else Path(word).name
             path = str(shipped.get(word, word))
             if word not in shipped and "/" not in word and not Path(word).exists():
-                raise UnknownName("expert", word, shipped) if shipped else WorkbenchError(
-                    f"unknown expert '{word}'", "NAME=PATH with the folder of a PEFT adapter"
+                raise (
+                    UnknownName("expert", word, shipped)
+                    if shipped
+                    else WorkbenchError(
+                        f"unknown expert '{word}'", "NAME=PATH with the folder of a PEFT adapter"
+                    )
                 )
         if not name or not path:
             raise WorkbenchError(f"--experts has '{word}'", "NAME=PATH")

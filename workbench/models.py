@@ -64,8 +64,7 @@ class Base:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def shipped_experts(base: str) -> dict[str, Path]:
@@ -88,7 +87,9 @@ def base_source(name: str) -> str:
         _check_folder(folder)
         return str(folder)
     if folder.exists():
-        raise WorkbenchError(f"{name}: a file", "a base is a folder with config.json and *.safetensors, or a hub name")
+        raise WorkbenchError(
+            f"{name}: a file", "a base is a folder with config.json and *.safetensors, or a hub name"
+        )
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise WorkbenchError(f"{name}: no such folder", way_out="Give a folder with a model or a hub name.")
     if "/" not in name:
@@ -115,7 +116,7 @@ def open_base(name: str) -> Base:
     """The base `name` in evaluation mode: float32 on a CPU, the checkpoint's own dtype on an accelerator."""
     source = base_source(name)
     logging.disable_progress_bar()
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)

@@ -24,10 +24,10 @@ class BranchCache(DynamicCache):
         self.branches = branches
         self.rows = 0
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:  # type: ignore[override]
         """Row j becomes what row beam_idx[j] was, in every branch; rows may be left out or repeated."""
         offsets = torch.arange(self.branches, device=beam_idx.device)[:, None] * self.rows
-        super().reorder_cache((offsets + beam_idx).flatten())
+        super().reorder_cache((offsets + beam_idx).flatten())  # type: ignore[arg-type]
         self.rows = len(beam_idx)
 
 

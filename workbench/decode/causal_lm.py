@@ -18,7 +18,7 @@ from workbench.experts.lora import read_expert
 from workbench.methods import Plan, plan
 
 
-class ComposedLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class ComposedLM(PreTrainedModel, GenerationMixin):
     """Its logits are the composed log-probabilities; its cache holds every branch.
 
     The base stays usable as it is: the experts act only within this model's forward.
@@ -49,7 +49,9 @@ class ComposedLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         if cache is None and use_cache:
             cache = self.branches.new_cache()
         if cache is not None and not isinstance(cache, BranchCache):
-            raise TypeError(f"cache is a {type(cache).__name__}; pass none, or the one that this model returned")
+            raise TypeError(
+                f"cache is a {type(cache).__name__}; pass none, or the one that this model returned"
+            )
         if attention_mask is None and cache is None:
             attention_mask = torch.ones_like(input_ids)  # else position_ids may be taken for packed sequences
         log_probs = self.branches.log_probs(input_ids, attention_mask, position_ids, cache, logits_to_keep)
@@ -87,4 +89,6 @@ def compose(
     """
     named = experts if isinstance(experts, Mapping) else {path: path for path in experts}
     composed = plan(method, list(named), weights)
-    return ComposedLM(base, ExpertBank(base, [read_expert(name, path) for name, path in named.items()]), composed)
+    return ComposedLM(
+        base, ExpertBank(base, [read_expert(name, path) for name, path in named.items()]), composed
+    )

@@ -71,7 +71,9 @@ class Engine:
                     "Shorten it, or use a base with a longer context.",
                 )
 
-    def generate(self, plan: Plan, requests: Sequence[Request], batch_size: int) -> Iterator[list[Completion]]:
+    def generate(
+        self, plan: Plan, requests: Sequence[Request], batch_size: int
+    ) -> Iterator[list[Completion]]:
         """Yields the completions of one batch after the other; longest prompts first."""
         self.check(requests)
         branches = Branches(self.base.model, self.bank, plan)

@@ -53,6 +53,7 @@ class RunFolder:
         self.config: dict[str, Any] = json.loads(json.dumps(config))
         try:
             path.mkdir(parents=True, exist_ok=True)
+            self._refuse_foreign()
             self._lock = (path / ".lock").open("w")
         except OSError as error:
             raise RunFolderError(f"{path}: cannot be written to", error.strerror or str(error)) from error
@@ -94,15 +95,18 @@ class RunFolder:
         partial.replace(target)
         return target
 
+    def _refuse_foreign(self) -> None:
+        """Before anything is written there, even the lock; a run that was killed at once left these two."""
+        found = {entry.name for entry in self.path.iterdir()}
+        if "config.json" not in found and (others := sorted(found - {".lock", "config.json.part"})):
+            raise RunFolderError(
+                f"{self.path}: not a run folder, and not empty ({others[0]})",
+                way_out="Give an empty or new folder with --output.",
+            )
+
     def _check_config(self) -> None:
         file = self.path / "config.json"
         if not file.exists():
-            others = [entry.name for entry in self.path.iterdir() if entry.name != ".lock"]
-            if others:
-                raise RunFolderError(
-                    f"{self.path}: not a run folder, and not empty ({others[0]})",
-                    way_out="Give an empty or new folder with --output.",
-                )
             self.write("config.json", json.dumps(self.config, indent=2, ensure_ascii=False) + "\n")
             return
         before = read_json(file)
@@ -130,11 +134,16 @@ class RunFolder:
 def parse_samples(file: Path, content: bytes) -> list[Sample]:
     """The samples in `content`; raises RunFolderError for a line that is none, or a sample given twice."""
     names = {field.name for field in fields(Sample)}
+    texts = [field.name for field in fields(Sample) if field.type == "str"]
     samples: dict[tuple[str, str, str], Sample] = {}
     for number, line in enumerate(content.splitlines(), start=1):
         try:
             record = json.loads(line)
             sample = Sample(**record)
+            if not isinstance(sample.scores, dict) or not all(
+                isinstance(record[name], str) for name in texts
+            ):
+                raise TypeError
         except (ValueError, TypeError) as error:
             raise RunFolderError(
                 f"{file}: line {number} is damaged",
@@ -142,7 +151,9 @@ def parse_samples(file: Path, content: bytes) -> list[Sample]:
                 "Remove the line to have its sample made again.",
             ) from error
         if sample.key in samples:
-            raise RunFolderError(f"{file}: line {number} repeats {' / '.join(sample.key)}", way_out="Remove it.")
+            raise RunFolderError(
+                f"{file}: line {number} repeats {' / '.join(sample.key)}", way_out="Remove it."
+            )
         samples[sample.key] = sample
     return list(samples.values())
 

@@ -6,14 +6,17 @@ never sees. The child starts with an empty environment, in an empty folder that 
 in a session of its own that is killed when the verdict is in, under limits of time, memory, processes,
 open files and output.
 
-It does not stop a program from reading the user's files or using the network.
+It does not stop a program from reading the user's files or using the network, nor a process of it that leaves
+the session's process group (setsid, setpgid) from living on. The limit of processes does not bind root.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +32,7 @@ _MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one call did: `status` is "ok" (then `value` holds the result), "error", "timeout" or "no result"."""
+    """What one call did: `status` is "ok" (`value` holds the result), "error", "timeout" or "no result"."""
 
     status: str
     value: object = None
@@ -61,9 +64,10 @@ def call(
     job = {"code": code, "entry_point": entry_point, "inputs": [list(args) for args in inputs]}
     receive, send = os.pipe()
     limits = [str(send), str(int(seconds) + 1), str(memory_mib)]
-    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+    folder = tempfile.mkdtemp(prefix="workbench-")
+    try:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", str(RUNNER), *limits],
+            [sys.executable, "-s", "-P", "-S", "-B", str(RUNNER), *limits],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -79,6 +83,8 @@ def call(
         finally:
             os.close(receive)
             _kill_session(child)
+    finally:
+        _remove(folder)
     missing = Outcome("timeout", detail=f"over {seconds:g} s") if timed_out else Outcome("no result")
     return _outcomes(received, len(inputs), missing)
 
@@ -107,11 +113,16 @@ def _read(receive: int, deadline: float) -> tuple[bytes, bool]:
 
 
 def _kill_session(child: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.wait()
+
+
+def _remove(folder: str) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # a program can nest folders deeper than that function can follow
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _outcomes(received: bytes, count: int, missing: Outcome) -> list[Outcome]:
@@ -145,11 +156,18 @@ def decode(tagged: object) -> object:
 
 
 def same(value: object, expected: object) -> bool:
-    """Equal with equal types all the way down: True is not 1, (1,) is not [1]."""
+    """Equal with equal types all the way down: True is not 1, (1,) is not [1], {True} is not {1}."""
     if type(value) is not type(expected):
         return False
     if isinstance(value, (list, tuple)) and isinstance(expected, (list, tuple)):
         return len(value) == len(expected) and all(map(same, value, expected))
     if isinstance(value, dict) and isinstance(expected, dict):
-        return value.keys() == expected.keys() and all(same(value[key], expected[key]) for key in value)
+        return same(set(value), set(expected)) and all(same(value[key], expected[key]) for key in value)
+    if isinstance(value, set) and isinstance(expected, set):
+        return {_exact(item) for item in value} == {_exact(item) for item in expected}
     return value == expected
+
+
+def _exact(item: object) -> object:
+    """A hashable value with its type, and the types within."""
+    return type(item), tuple(map(_exact, item)) if isinstance(item, tuple) else item

@@ -1,6 +1,6 @@
 """The child of `sandbox.call`: limits itself, runs the program, sends one line per input.
 
-Runs as a script under `python -I -S`, so it imports nothing of the project.
+Runs as a script under `python -s -P -S`, so it imports nothing of the project.
 Arguments: the pipe to write to, CPU seconds, MiB of memory. The job is JSON on standard input.
 """
 
@@ -12,16 +12,24 @@ import sys
 PLAIN = (type(None), bool, int, float, str)
 
 
-def tag(value: object) -> list:
+def tag(value: object) -> list[object]:
     """`value` in the form that `sandbox.decode` reads; exact base types only."""
     kind = type(value)
     if kind in PLAIN:
         return ["plain", value]
-    if kind in (list, tuple, set):
+    if kind in (list, tuple, set) and isinstance(value, (list, tuple, set)):
         return [kind.__name__, [tag(item) for item in value]]
-    if kind is dict:
+    if kind is dict and isinstance(value, dict):
         return ["dict", [[tag(key), tag(item)] for key, item in value.items()]]
     return ["opaque"]
+
+
+def describe(error: BaseException) -> str:
+    """The error in words; its class is the program's own, so asking it may fail too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:
+        return "an error that cannot be described"
 
 
 def limit(cpu_seconds: int, memory_mib: int) -> None:
@@ -45,27 +53,29 @@ def main() -> None:
     limit(cpu_seconds, memory_mib)
     dumps, write = json.dumps, os.write
 
-    def send(message: dict) -> None:
-        line = (dumps(message) + "\n").encode()
-        while line:
-            line = line[write(pipe, line) :]
+    def line(message: dict[str, object]) -> bytes:
+        return (dumps(message) + "\n").encode()
 
-    names: dict = {"__name__": "program"}
+    def send(answer: bytes) -> None:
+        while answer:
+            answer = answer[write(pipe, answer) :]
+
+    names: dict[str, object] = {"__name__": "program"}
     broken = None
     try:
         exec(compile(job["code"], "program.py", "exec"), names)
         function = names[job["entry_point"]]
     except BaseException as error:
-        broken = f"{type(error).__name__}: {error}"
+        broken = describe(error)
     for arguments in job["inputs"]:
         if broken is not None:
-            send({"error": broken})
+            send(line({"error": broken}))
             continue
         try:
-            message = {"ok": tag(function(*arguments))}
+            answer = line({"ok": tag(function(*arguments))})  # type: ignore[operator]
         except BaseException as error:
-            message = {"error": f"{type(error).__name__}: {error}"}
-        send(message)
+            answer = line({"error": describe(error)})
+        send(answer)
     os._exit(0)
 
 

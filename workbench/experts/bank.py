@@ -42,7 +42,9 @@ class ExpertBank:
         for layer, module in model.named_modules():
             if layer in layers:
                 assert isinstance(module, nn.Linear)
-                self._handles.append(module.register_forward_hook(_StackedFactors(self, layer, module, experts)))
+                self._handles.append(
+                    module.register_forward_hook(_StackedFactors(self, layer, module, experts))
+                )
 
     def detach(self) -> None:
         """Removes the bank from the model, which is then exactly what it was."""

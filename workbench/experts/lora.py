@@ -39,7 +39,9 @@ _HARMLESS = {
 }  # fmt: skip
 # Initialisations that leave the base's weights as they were.
 _INITS = (True, False, "gaussian", "eva", "orthogonal")
-_KEY = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
+_FACTOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
+# PEFT saves a copy of the base's embeddings or head beside LoRA on them.
+_COPY = re.compile(r"base_model\.model\.(?P<layer>.*(?:embed|lm_head|wte|output)\w*?)(?:\.base_layer)?\.weight")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,7 @@ class Expert:
     path: str
     base_sha256: str | None = None  # content hash of the base it was trained on, where its recipe wrote one
     vocabulary: Mapping[str, int] | None = field(default=None, repr=False)  # of a tokenizer beside it
+    copies: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # of the base's own weights
 
     def check_fits(self, model: nn.Module, base_sha256: str | None = None) -> None:
         """Raises AdapterError unless every layer is an `nn.Linear` of `model` of the right shape."""
@@ -101,6 +104,14 @@ class Expert:
                     f"{wanted[0]} x {wanted[1]} in the base",
                     "The adapter belongs to another base.",
                 )
+        for name, copy in self.copies.items():
+            weight = modules[name].weight if name in modules else None
+            if weight is None or weight.shape != copy.shape or not torch.equal(copy.to(weight), weight):
+                raise AdapterError(
+                    f"{self.path}: carries its own '{name}.weight' {tuple(copy.shape)}",
+                    "a copy of the base's, or none",
+                    "A changed or resized embedding or head is not supported.",
+                )
         if base_sha256 and self.base_sha256 and self.base_sha256 != base_sha256:
             raise AdapterError(
                 f"{self.path}: trained on a base with weights {self.base_sha256[:12]}",
@@ -130,10 +141,11 @@ def read_expert(name: str, path: str) -> Expert:
     config = _json(folder / CONFIG)
     _refuse_variants(folder / CONFIG, config)
     tensors = _tensors(folder)
+    copies = {m["layer"]: tensors.pop(key) for key in list(tensors) if (m := _COPY.fullmatch(key))}
     layers = _factors(folder / WEIGHTS, config, tensors)
     digest = hashlib.sha256((folder / CONFIG).read_bytes() + (folder / WEIGHTS).read_bytes()).hexdigest()
     provenance = _json(folder / PROVENANCE) if (folder / PROVENANCE).exists() else {}
-    return Expert(name, layers, digest, path, provenance.get("base_sha256"), _vocabulary(folder))
+    return Expert(name, layers, digest, path, provenance.get("base_sha256"), _vocabulary(folder), copies)
 
 
 def _folder(path: str) -> Path:
@@ -145,7 +157,9 @@ def _folder(path: str) -> Path:
     if folder.exists():
         raise AdapterError(f"{path}: a file", f"an adapter is a folder with {CONFIG} and {WEIGHTS}")
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise AdapterError(f"{path}: no such folder", way_out="Give NAME=PATH with the folder of a PEFT adapter.")
+        raise AdapterError(
+            f"{path}: no such folder", way_out="Give NAME=PATH with the folder of a PEFT adapter."
+        )
     try:
         return Path(snapshot_download(path, allow_patterns=[CONFIG, WEIGHTS, PROVENANCE, "tokenizer.json"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
@@ -168,7 +182,9 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _refuse_variants(file: Path, config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
-        raise AdapterError(f"{file}: peft_type is {config.get('peft_type')!r}", "only LORA adapters can be composed")
+        raise AdapterError(
+            f"{file}: peft_type is {config.get('peft_type')!r}", "only LORA adapters can be composed"
+        )
     init = config.get("init_lora_weights", True)
     if init not in _INITS:
         raise AdapterError(
@@ -202,20 +218,24 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:
-        raise AdapterError(f"{file}: damaged or cut off", str(error), "Copy or save the adapter again.") from error
+        raise AdapterError(
+            f"{file}: damaged or cut off", str(error), "Copy or save the adapter again."
+        ) from error
 
 
 def _factors(file: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Factors]:
     sides: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        match = _KEY.fullmatch(key)
+        match = _FACTOR.fullmatch(key)
         if match is None:
             raise AdapterError(
                 f"{file}: tensor '{key}' is not a LoRA factor of a linear layer",
                 "keys end in .lora_A.weight or .lora_B.weight",
             )
         if tensor.ndim != 2 or not tensor.is_floating_point():
-            raise AdapterError(f"{file}: tensor '{key}' is {tensor.dtype} {tuple(tensor.shape)}", "a float matrix")
+            raise AdapterError(
+                f"{file}: tensor '{key}' is {tensor.dtype} {tuple(tensor.shape)}", "a float matrix"
+            )
         if not tensor.isfinite().all():
             raise AdapterError(f"{file}: tensor '{key}' holds numbers that are not finite")
         sides.setdefault(match["layer"], {})[match["side"]] = tensor
@@ -224,7 +244,9 @@ def _factors(file: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor
     layers = {}
     for layer, pair in sorted(sides.items()):
         if len(pair) != 2:
-            raise AdapterError(f"{file}: layer '{layer}' has lora_{next(iter(pair))} only", "lora_A and lora_B")
+            raise AdapterError(
+                f"{file}: layer '{layer}' has lora_{next(iter(pair))} only", "lora_A and lora_B"
+            )
         A, B = pair["A"], pair["B"]
         rank, scale = _scale(file.with_name(CONFIG), config, layer)
         if not A.shape[0] == B.shape[1] == rank:

@@ -39,7 +39,8 @@ def check(method: str, experts: Sequence[str], weights: Sequence[float] | None) 
         return
     if len(weights) != len(experts):
         raise WorkbenchError(
-            f"{len(weights)} weights for {len(experts)} experts", f"one for each of {', '.join(experts)}, in this order"
+            f"{len(weights)} weights for {len(experts)} experts",
+            f"one for each of {', '.join(experts)}, in this order",
         )
     for expert, weight in zip(experts, weights, strict=True):
         if not math.isfinite(weight):

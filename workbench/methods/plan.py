@@ -46,7 +46,7 @@ class Mix:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # (branches, rows, vocab)
         mixed = torch.tensordot(self.weights.to(logits), logits, dims=1)  # (rows, vocab)
         ruled_out = torch.isneginf(logits).any(dim=0)
-        return mixed.masked_fill(ruled_out, -torch.inf).log_softmax(dim=-1)
+        return torch.log_softmax(mixed.masked_fill(ruled_out, -torch.inf), dim=-1)
 
 
 def base_plan(k: int) -> Plan:
