@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,9 @@ from transformers import (
 from transformers.utils import logging
 
 logging.disable_progress_bar()
+# These models are so small that threads only wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
@@ -64,10 +68,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save_model(kind: str, folder: Path, seed: int = 0) -> Path:
+def save_model(kind: str, folder: Path, seed: int = 0, **sizes: int) -> Path:
     """A random model of that architecture on disk, with sharp enough logits to tell tokens apart."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind])
+    model = AutoModelForCausalLM.from_config(type(CONFIGS[kind])(**CONFIGS[kind].to_dict() | sizes))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:

@@ -98,7 +98,10 @@ def compare(
     The same command again goes on where it was stopped, and redoes nothing.
     """
     from workbench.evaluate.tasks import TASKS
+    from workbench.report import page
+    from workbench.report import wandb as wandb_report
 
+    wandb_report.check(wandb.value)
     names = _names("method", methods)
     chosen_tasks = [_known("task", name, TASKS) for name in _names("task", tasks)]
     paths = _expert_paths(base, experts, reserved=["base", *names])
@@ -137,12 +140,15 @@ def compare(
     folder_path = output or Path("reports") / f"compare-{comparison.identity(config)[:8]}"
 
     from workbench.evaluate.records import RunFolder
-    from workbench.report import page, wandb as wandb_report
     from workbench.report.summary import results_json, summarize
 
     with RunFolder(folder_path, config) as folder:
-        with _progress(len(items) * len(plans)) as advance:
-            samples = harness.run(engine, plans, items, folder, batch_size, advance)
+        try:
+            with _progress(len(items) * len(plans)) as advance:
+                samples = harness.run(engine, plans, items, folder, batch_size, advance)
+        except KeyboardInterrupt:
+            err.print("stopped; the same command goes on from here", highlight=False)
+            raise typer.Exit(130) from None
         metrics = {task.name: task.metric for task in chosen_tasks}
         rows = summarize(samples, metrics, list(plans))
         folder.write("results.json", results_json(rows))
@@ -337,16 +343,17 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
 
 def _table(rows: list[Row], compositions: list[str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("task", "method"):
-        table.add_column(name)
+    for name in ("task", "metric", "method"):
+        table.add_column(name, no_wrap=True)
     for name in ("score", "95 % interval", "n", "eos", "stop", "length"):
-        table.add_column(name, justify="right")
-    task = None
-    for row in rows:
-        if task is not None and row.task != task:
-            table.add_section()
+        table.add_column(name, justify="right", no_wrap=True)
+    for before, row in zip([None, *rows], rows, strict=False):
+        first = before is None or row.task != before.task
+        if first and before is not None:
+            table.add_row()
         table.add_row(
-            f"{row.task} ({row.metric})" if row.task != task else "",
+            row.task if first else "",
+            row.metric if first else "",
             row.method,
             f"{100 * row.score:.1f}",
             f"{100 * row.low:.1f} – {100 * row.high:.1f}",
@@ -354,5 +361,4 @@ def _table(rows: list[Row], compositions: list[str]) -> Table:
             *(str(row.ended.get(why, 0)) for why in ("eos", "stop", "length")),
             style="bold" if row.method in compositions else None,
         )
-        task = row.task
     return table

@@ -59,7 +59,9 @@ def test_sampling_several_sequences_with_a_cache_equals_without(models_folder, b
     for use_cache in (True, False):
         torch.manual_seed(3)
         outs.append(
-            lm.generate(**batch, max_new_tokens=12, do_sample=True, num_return_sequences=3, use_cache=use_cache)
+            lm.generate(
+                **batch, max_new_tokens=12, do_sample=True, num_return_sequences=3, use_cache=use_cache
+            )
         )
     assert torch.equal(*outs)
     assert len({tuple(row) for row in outs[0].tolist()}) == 6
@@ -81,7 +83,9 @@ def test_stop_strings_and_logits_processors(models_folder, batch):
             scores[:, out[0, -1]] = -torch.inf
             return scores
 
-    without = lm.generate(**single, max_new_tokens=16, do_sample=False, logits_processor=LogitsProcessorList([Never()]))
+    without = lm.generate(
+        **single, max_new_tokens=16, do_sample=False, logits_processor=LogitsProcessorList([Never()])
+    )
     assert out[0, -1] not in without[0, single["input_ids"].shape[1] :]
 
 

@@ -57,7 +57,8 @@ def completions(engine: Engine, made, requests, batch_size):
 def test_batched_and_cached_equals_alone_and_uncached(engine, method, temperature):
     made = plan(method, NAMES, WEIGHTS)
     requests = [
-        Request(str(i), prompt, 4 + 7 * i, sampling=Sampling(temperature), seed=i) for i, prompt in enumerate(PROMPTS)
+        Request(str(i), prompt, 4 + 7 * i, sampling=Sampling(temperature), seed=i)
+        for i, prompt in enumerate(PROMPTS)
     ]
     together = completions(engine, made, requests, 3)
     assert set(together) == {request.id for request in requests}
@@ -113,7 +114,9 @@ def test_a_prompt_longer_than_the_context_is_refused_before_any_work(llama, leng
     if fits:
         llama.check(requests)
         return
-    with pytest.raises(WorkbenchError, match=f"prompt 'long' has {length + 1} tokens: the model's context is 128"):
+    with pytest.raises(
+        WorkbenchError, match=f"prompt 'long' has {length + 1} tokens: the model's context is 128"
+    ):
         next(llama.generate(plan("logit", NAMES), requests, 1))
 
 

@@ -46,7 +46,9 @@ def test_top_k_larger_than_the_vocabulary_keeps_all():
     assert torch.equal(keep_likely(P.log(), 50, 1.0), P.log())
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_k": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_k": -1}]
+)
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(WorkbenchError):
         Sampling(**wrong)

@@ -134,6 +134,7 @@ FALSE_FRIENDS = {
     "class S(str): pass\ndef f(x): return S('a')": "a",
     "class L(list):\n    def __eq__(self, other): return True\ndef f(x): return L()": [1],
     "class A:\n    def __eq__(self, other): return True\ndef f(x): return [A()]": [1],
+    "class list(list): pass\ndef f(x): return list([1])": [1],
     "def f(x): return x == 0": 1,
     "def f(x): return 1": True,
     "def f(x): return 1.0": 1,
@@ -141,7 +142,8 @@ FALSE_FRIENDS = {
     "def f(x): return {True: 2}": {1: 2},
     "def f(x): return {(True,)}": {(1,)},
     "def f(x): return f": None,
-    'print(\'{"ok": ["plain", 1]}\')\nimport os\nos.write(1, b\'{"ok": ["plain", 1]}\\n\')\ndef f(x): return 2': 1,
+    'import os\nos.write(1, b\'{"ok": ["plain", 1]}\\n\')\ndef f(x): return 2': 1,
+    'def f(x):\n    print(\'{"ok": ["plain", 1]}\', flush=True)\n    return 2': 1,
 }
 
 
@@ -170,7 +172,12 @@ def test_no_answer_passes_for_another(code: str) -> None:
     ],
 )
 def test_a_forged_message_is_never_a_value(message: str) -> None:
-    code = f"import os, sys\ndef f(x):\n    os.write(int(sys.argv[1]), {(message + chr(10)).encode()!r})\n    os._exit(0)"
+    code = f"""
+import os, sys
+def f(x):
+    os.write(int(sys.argv[1]), {(message + chr(10)).encode()!r})
+    os._exit(0)
+"""
     [outcome] = run(code, 0)
     assert outcome.status == "no result" or type(outcome.value).__name__ == "Opaque"
 
@@ -195,9 +202,8 @@ def test_the_same_program_gives_the_same_answer_each_time() -> None:
 
 
 def test_the_folder_is_removed_whatever_a_program_puts_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = """
 import os
 def f(x):
@@ -210,12 +216,22 @@ def f(x):
         os.chdir('deep')
     return 1
 """
-    assert run(code, 0)[0].value == 1
-    assert list(tmp_path.iterdir()) == []
+    memory = (
+        "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    )  # a disk takes seconds for so many folders
+    with tempfile.TemporaryDirectory(dir=memory) as above:
+        monkeypatch.setattr(tempfile, "tempdir", above)
+        assert run(code, 0)[0].value == 1
+        assert os.listdir(above) == []
 
 
 def test_a_file_cannot_grow_without_end() -> None:
-    code = "def f(x):\n    with open('big', 'wb', 0) as file:\n        for _ in range(64): file.write(b'x' * (1 << 20))"
+    code = """
+def f(x):
+    with open('big', 'wb', 0) as file:
+        for _ in range(64):
+            file.write(b'x' * (1 << 20))
+"""
     [outcome] = run(code, 0)
     assert outcome.status == "error"
     assert "OSError" in outcome.detail

@@ -139,7 +139,9 @@ def factors(out: int, width: int) -> Factors:
 
 def test_gates_are_checked_against_the_rows():
     model = nn.Sequential(nn.Linear(3, 4))
-    bank = ExpertBank(model, [Expert("a", {"0": factors(4, 3)}, "", ""), Expert("b", {"0": factors(4, 3)}, "", "")])
+    bank = ExpertBank(
+        model, [Expert("a", {"0": factors(4, 3)}, "", ""), Expert("b", {"0": factors(4, 3)}, "", "")]
+    )
     with pytest.raises(ValueError, match=r"expected \(rows, 2\)"), bank.gated(torch.ones(1, 3)):
         pass
     flat = torch.randn(6, 3)  # rows and positions in one dimension: which row is which is lost

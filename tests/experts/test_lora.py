@@ -105,7 +105,9 @@ def test_wrong_tensors_are_refused(adapter):
         save_file(good | change, adapter / "adapter_model.safetensors")
         with pytest.raises(AdapterError, match=message):
             read_expert("a", str(adapter))
-    save_file({key: value for key, value in good.items() if key != first}, adapter / "adapter_model.safetensors")
+    save_file(
+        {key: value for key, value in good.items() if key != first}, adapter / "adapter_model.safetensors"
+    )
     with pytest.raises(AdapterError, match="has lora_B only"):
         read_expert("a", str(adapter))
     save_file({}, adapter / "adapter_model.safetensors")

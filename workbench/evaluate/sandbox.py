@@ -119,9 +119,9 @@ def _kill_session(child: subprocess.Popen[bytes]) -> None:
 
 
 def _remove(folder: str) -> None:
-    try:
+    with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # a program can nest folders deeper than that function can follow
+    if os.path.exists(folder):  # nested deeper than that function can follow, or shut
         subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 

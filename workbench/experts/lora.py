@@ -41,7 +41,9 @@ _HARMLESS = {
 _INITS = (True, False, "gaussian", "eva", "orthogonal")
 _FACTOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.weight")
 # PEFT saves a copy of the base's embeddings or head beside LoRA on them.
-_COPY = re.compile(r"base_model\.model\.(?P<layer>.*(?:embed|lm_head|wte|output)\w*?)(?:\.base_layer)?\.weight")
+_COPY = re.compile(
+    r"base_model\.model\.(?P<layer>.*(?:embed|lm_head|wte|output)\w*?)(?:\.base_layer)?\.weight"
+)
 
 
 @dataclass(frozen=True, eq=False)

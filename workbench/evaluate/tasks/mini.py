@@ -75,7 +75,8 @@ def letters_prompt(string: str, is_open: bool) -> str:
 
 def replace(string: str, experts: Sequence[str]) -> str:
     """What the named experts make of a string together; names of other experts change nothing."""
-    return string.translate(str.maketrans(dict(REPLACES[name] for name in experts if name in REPLACES)))
+    becomes = dict(REPLACES[name] for name in experts if name in REPLACES)
+    return "".join(becomes.get(letter, letter) for letter in string)
 
 
 def draw_string(rng: random.Random, lengths: tuple[int, int], alphabet: str = LETTERS) -> str:

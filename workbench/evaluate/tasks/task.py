@@ -1,7 +1,7 @@
 """What a task is: problems in, scores out. It knows no model and no method.
 
-    problems(limit, seed, experts) -> [Problem]     fixed by its arguments
-    score(problem, text) -> {"exact_match": 0.0 or 1.0, ...}
+problems(limit, seed, experts) -> [Problem]     fixed by its arguments
+score(problem, text) -> {"exact_match": 0.0 or 1.0, ...}
 """
 
 from __future__ import annotations
