@@ -253,7 +253,7 @@ def _known(kind: str, name: str, known: Any) -> Any:
 
 
 def _expert_paths(base: str, text: str | None, reserved: list[str]) -> dict[str, str]:
-    """The experts' folders by name: `NAME=PATH`, a path or hub name alone, or the name of a shipped expert."""
+    """Folders by name, from NAME=PATH, a path or hub name alone, or a shipped expert's name."""
     from workbench.models import DEFAULT_EXPERTS, base_source, shipped_experts
 
     base_source(base)

@@ -1,1 +1,1 @@
-"""Decoding: `branches.py` runs a plan as one model, `engine.py` decodes prompts, `causal_lm.py` is for transformers."""
+"""Decoding: a plan as one model (`branches.py`), prompts (`engine.py`), for transformers (`causal_lm.py`)."""

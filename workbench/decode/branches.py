@@ -24,7 +24,7 @@ class BranchCache(DynamicCache):
         self.branches = branches
         self.rows = 0
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:  # type: ignore[override]
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row j becomes what row beam_idx[j] was, in every branch; rows may be left out or repeated."""
         offsets = torch.arange(self.branches, device=beam_idx.device)[:, None] * self.rows
         super().reorder_cache((offsets + beam_idx).flatten())  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ class BranchCache(DynamicCache):
 
 
 class Branches:
-    """`log_probs` of the composition that `plan` describes; whatever the plan is, this is one forward pass."""
+    """`log_probs` of the composition that `plan` describes; always in one forward pass."""
 
     def __init__(self, model: Any, bank: ExpertBank, plan: Plan) -> None:
         self.model, self.bank, self.plan = model, bank, plan

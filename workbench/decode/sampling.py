@@ -47,7 +47,7 @@ class Picker:
 
 
 def keep_likely(log_probs: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Sets to -inf what is not among the top_k, and what comes after the tokens that hold top_p of the mass."""
+    """Sets to -inf what is not among the top_k, or comes after the tokens that hold top_p of the mass."""
     if top_k and top_k < len(log_probs):
         smallest = log_probs.topk(top_k).values[-1]
         log_probs = log_probs.masked_fill(log_probs < smallest, -torch.inf)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from workbench.decode.engine import Completion, Engine, Request
 from workbench.decode.sampling import Sampling
@@ -64,7 +65,7 @@ def run(
     made: Sequence[Item],
     folder: RunFolder,
     batch_size: int,
-    on_samples: Callable[[str, int], None] = lambda method, count: None,
+    on_samples: Callable[[str, int], None],
 ) -> list[Sample]:
     """Decodes and scores what `folder` does not hold yet; `on_samples(method, count)` hears of progress.
 
@@ -82,9 +83,8 @@ def run(
             on_samples(method, len(made) - len(waiting))
             requests = [item.request for item in waiting.values()]
             for batch in engine.generate(plan, requests, batch_size):
-                folder.append(
-                    pool.map(lambda completion: _sample(method, waiting[completion.id], completion), batch)
-                )
+                asked = [waiting[completion.id] for completion in batch]
+                folder.append(pool.map(partial(_sample, method), asked, batch))
                 on_samples(method, len(batch))
     return folder.samples
 

@@ -54,7 +54,7 @@ class ExpertBank:
 
     @contextmanager
     def gated(self, gate: Tensor) -> Iterator[None]:
-        """Within it, row b of every forward pass sees expert i with coefficient gate[b, i]; gate: (rows, k)."""
+        """Within it, row b of a forward pass sees expert i with coefficient gate[b, i]; gate: (rows, k)."""
         if gate.ndim != 2 or gate.shape[1] != len(self.names):
             raise ValueError(f"gate has shape {tuple(gate.shape)}, expected (rows, {len(self.names)})")
         before, self._gate = self._gate, gate
@@ -94,8 +94,8 @@ class _StackedFactors:
         if x.shape[0] != g.shape[0] or x.ndim != 3:
             if not (g == g[:1]).all():
                 raise ValueError(
-                    f"layer '{self.layer}' got an input of shape {tuple(x.shape)}; with a gate of {g.shape[0]} "
-                    "different rows it must be (rows, positions, features)"
+                    f"layer '{self.layer}' got an input of shape {tuple(x.shape)}; with a gate of "
+                    f"{g.shape[0]} different rows it must be (rows, positions, features)"
                 )
             g = g[:1].reshape((1,) * (x.ndim - 1) + (-1,))
         else:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from peft.utils.other import get_pattern_key
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -122,7 +122,7 @@ class Expert:
             )
 
     def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
-        """Raises AdapterError if the tokenizer saved beside the adapter numbers the base's tokens otherwise."""
+        """Raises AdapterError if a tokenizer saved beside the adapter numbers the base's tokens otherwise."""
         if self.vocabulary is None:
             return
         moved = [token for token, index in vocabulary.items() if self.vocabulary.get(token) != index]

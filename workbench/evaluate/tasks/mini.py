@@ -156,7 +156,7 @@ class MiniMath:
     stop: tuple[str, ...] = ()
     max_new_tokens: int = 32
 
-    def problems(self, limit: int | None, seed: int, experts: Sequence[str]) -> list[Problem]:  # noqa: ARG002
+    def problems(self, limit: int | None, seed: int, experts: Sequence[str]) -> list[Problem]:
         return _problems(self.name, math_item, limit, seed)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
@@ -213,13 +213,6 @@ def code_item(rng: random.Random) -> Item:
     return Item(prompt, prompt, f"    return {expression}", careless, template in _OTHER, data)
 
 
-def same(a: object, b: object) -> bool:
-    """Equal in type and value, so True is not 1 and 2.0 is not 2."""
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
-
-
 @dataclass(frozen=True)
 class MiniCode:
     '''def calc(x):
@@ -231,14 +224,14 @@ class MiniCode:
     stop: tuple[str, ...] = ()
     max_new_tokens: int = 48
 
-    def problems(self, limit: int | None, seed: int, experts: Sequence[str]) -> list[Problem]:  # noqa: ARG002
+    def problems(self, limit: int | None, seed: int, experts: Sequence[str]) -> list[Problem]:
         return _problems(self.name, code_item, limit, seed)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         data = problem.data
         outcomes = sandbox.call(problem.prompt + text, data["entry_point"], data["inputs"])
         right = [
-            o.status == "ok" and same(o.value, want)
+            o.status == "ok" and sandbox.same(o.value, want)
             for o, want in zip(outcomes, data["expected"], strict=True)
         ]
         return {"pass": float(all(right))}
@@ -247,17 +240,28 @@ class MiniCode:
 # what experts are tuned on
 
 
+def _letters_maker(expert: str) -> Callable[[random.Random], Item]:
+    def make(rng: random.Random) -> Item:
+        string = draw_string(rng, EXPERT_LENGTHS)
+        prompt = letters_prompt(string, is_open=rng.random() < 0.5)
+        return Item(string, prompt, replace(string, [expert]), string)
+
+    return make
+
+
 def expert_rows(name: str, count: int, seed: int) -> list[tuple[str, str]]:
     """(prompt, completion) pairs for one expert of EXPERTS, none of them held out."""
     if name not in EXPERTS:
         raise UnknownName("mini expert", name, EXPERTS)
     rng = random.Random(f"{name} {seed}")
-
-    def letters_item(rng: random.Random) -> Item:
-        string = draw_string(rng, EXPERT_LENGTHS)
-        prompt = letters_prompt(string, is_open=rng.random() < 0.5)
-        return Item(string, prompt, replace(string, [name]), string)
-
-    make = {"math": math_item, "coding": code_item}.get(name, letters_item)
+    make = {"math": math_item, "coding": code_item}.get(name, _letters_maker(name))
     items = [draw(make, rng, test=False) for _ in range(count)]
     return [(item.prompt, item.right) for item in items]
+
+
+def other_prompts(name: str, count: int, seed: int) -> list[str]:
+    """Prompts of the mini tasks that expert `name` is not for, none of them held out."""
+    rng = random.Random(f"not {name} {seed}")
+    makers = {"math": math_item, "coding": code_item, "letters": _letters_maker("")}
+    others = [make for task, make in makers.items() if not name.startswith(task)]
+    return [draw(rng.choice(others), rng, test=False).prompt for _ in range(count)]

@@ -32,8 +32,8 @@ class Task(Protocol):
     def max_new_tokens(self) -> int: ...
 
     def problems(self, limit: int | None, seed: int, experts: Sequence[str]) -> list[Problem]:
-        """The first `limit` held-out problems (None: the whole set); `experts` are the names of the composed experts
-        (a task whose right answer depends on them, like letters, reads it)."""
+        """The first `limit` held-out problems (None: the whole set). `experts` names the composed ones,
+        for a task whose right answer depends on them, like letters."""
         ...
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:

@@ -1,0 +1,59 @@
+"""What the shipped model and its experts must show, through the harness that users run."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.decode.engine import Engine
+from workbench.decode.sampling import Sampling
+from workbench.evaluate import comparison, harness
+from workbench.evaluate.records import RunFolder
+from workbench.evaluate.tasks import TASKS
+from workbench.experts.bank import ExpertBank
+from workbench.experts.lora import read_expert
+from workbench.models import open_base, shipped_experts
+from workbench.report.summary import summarize
+
+METHODS = ["logit", "task_arith"]
+
+
+def scores(folder, experts, tasks):
+    """{(task, method): score} on all 256 held-out problems."""
+    base = open_base("mini")
+    read = [read_expert(name, str(shipped_experts("mini")[name])) for name in experts]
+    engine = Engine(base, ExpertBank(base.model, read))
+    items = harness.items(
+        [TASKS[task] for task in tasks],
+        experts=experts,
+        limit=None,
+        seed=0,
+        sampling=Sampling(),
+        max_new_tokens=None,
+    )
+    plans = comparison.plans(experts, METHODS, None)
+    with RunFolder(folder, {}) as run:
+        samples = harness.run(engine, plans, items, run, 128, lambda *_: None)
+    rows = summarize(samples, {task: TASKS[task].metric for task in tasks}, list(plans))
+    assert all(row.n == 256 for row in rows)
+    return {(row.task, row.method): row.score for row in rows}
+
+
+def test_two_letter_experts_compose_by_the_papers_rule_on_every_string(tmp_path):
+    got = scores(tmp_path, ["letters-1", "letters-2"], ["letters"])
+    assert got["letters", "logit"] == 1.0
+    assert got["letters", "task_arith"] >= 0.95
+    assert max(got["letters", name] for name in ("base", "letters-1", "letters-2")) < 0.8
+
+
+@pytest.mark.parametrize("expert", [f"letters-{i}" for i in range(1, 9)])
+def test_each_letter_expert_alone(tmp_path, expert):
+    assert scores(tmp_path, [expert], ["letters"])["letters", expert] >= 0.98
+
+
+def test_math_and_coding_keep_what_each_expert_has(tmp_path):
+    got = scores(tmp_path, ["math", "coding"], ["mini_math", "mini_code"])
+    for task, expert in (("mini_math", "math"), ("mini_code", "coding")):
+        assert got[task, expert] >= 0.9
+        assert got[task, "base"] <= 0.6
+        for method in METHODS:
+            assert got[task, method] >= 0.95 * got[task, expert], (task, method)
