@@ -124,9 +124,25 @@ def test_the_base_stays_the_base(models_folder, batch):
         assert torch.equal(base(**batch).logits, before)
 
 
+def test_a_base_by_its_folder(models_folder, batch):
+    folder = models_folder("llama")
+    opened = AutoModelForCausalLM.from_pretrained(folder / "base").eval()
+    expected = workbench.compose(opened, [str(folder / "plain")])(**batch).logits
+    assert torch.equal(
+        workbench.compose(str(folder / "base"), [str(folder / "plain")])(**batch).logits, expected
+    )
+
+
 def test_what_it_cannot_do_it_says(models_folder, batch, tmp_path):
     lm = compose(models_folder("llama"))
     with pytest.raises(TypeError, match="cache is a DynamicCache"):
         lm(**batch, cache=DynamicCache())
+    for wrong in ({"past_key_values": DynamicCache()}, {"inputs_embeds": torch.ones(2, 3, 32)}):
+        with pytest.raises(TypeError, match="a composed model takes no"):
+            lm(**batch, **wrong)
+    with pytest.raises(TypeError, match="a composed model takes no 'output_attentions'"):
+        lm(**batch, output_attentions=True)
+    with pytest.raises(workbench.WorkbenchError, match="the same expert is given twice"):
+        workbench.compose(lm.base, ["a", "a"])
     with pytest.raises(workbench.WorkbenchError, match="not one set of weights"):
         lm.save_pretrained(tmp_path)

@@ -16,6 +16,9 @@ from workbench.errors import WorkbenchError
 from workbench.experts.bank import ExpertBank
 from workbench.experts.lora import read_expert
 from workbench.methods import Plan, plan
+from workbench.models import open_base
+
+_REFUSED = {"past_key_values", "inputs_embeds", "output_attentions", "output_hidden_states"}
 
 
 class ComposedLM(PreTrainedModel, GenerationMixin):
@@ -45,7 +48,13 @@ class ComposedLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As in transformers. A cache must be one that this model returned: it has rows for every branch."""
+        """As in transformers. A cache must be one that this model returned: it has rows for every branch.
+
+        Raises TypeError for other caches, and for inputs or outputs that a composition does not have.
+        """
+        for name in _REFUSED & kwargs.keys():
+            if kwargs[name] is not None and kwargs[name] is not False:
+                raise TypeError(f"a composed model takes no '{name}'")
         if cache is None and use_cache:
             cache = self.branches.new_cache()
         if cache is not None and not isinstance(cache, BranchCache):
@@ -57,7 +66,8 @@ class ComposedLM(PreTrainedModel, GenerationMixin):
         log_probs = self.branches.log_probs(input_ids, attention_mask, position_ids, cache, logits_to_keep)
         loss = None
         if labels is not None:
-            loss = self.base.loss_function(log_probs, labels, log_probs.shape[-1], **kwargs)
+            items = kwargs.get("num_items_in_batch")
+            loss = self.base.loss_function(log_probs, labels, log_probs.shape[-1], num_items_in_batch=items)
         return CausalLMOutputWithPast(loss=loss, logits=log_probs, cache=cache)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,21 +84,25 @@ class ComposedLM(PreTrainedModel, GenerationMixin):
 
 
 def compose(
-    base: PreTrainedModel,
+    base: PreTrainedModel | str,
     experts: Mapping[str, str] | Sequence[str],
     method: str = "logit",
     weights: Sequence[float] | None = None,
 ) -> ComposedLM:
-    """`experts` (adapter folders or hub names, with names of your own if a mapping) on `base`, combined by
-    `method` with `weights` (λ, one for each expert; all 1 by default).
+    """`experts` (adapter folders or hub names, with names of your own if a mapping) on `base` (a causal LM of
+    transformers, or the folder or hub name of one), combined by `method` with `weights` (λ, one for each
+    expert; all 1 by default).
 
         lm = workbench.compose(model, {"math": "runs/math", "coding": "runs/coding"}, "logit")
         lm.generate(**tokenizer("Question: ...", return_tensors="pt"), max_new_tokens=64)
 
     Raises WorkbenchError for an unknown method, a wrong number of weights, an adapter that does not fit.
     """
-    named = experts if isinstance(experts, Mapping) else {path: path for path in experts}
+    paths = [experts] if isinstance(experts, str) else experts
+    named = dict(paths) if isinstance(paths, Mapping) else {path: path for path in paths}
+    if len(named) < len(paths):
+        raise WorkbenchError("the same expert is given twice", "each expert once; its weight can be 2")
     composed = plan(method, list(named), weights)
-    return ComposedLM(
-        base, ExpertBank(base, [read_expert(name, path) for name, path in named.items()]), composed
-    )
+    model = open_base(base).model if isinstance(base, str) else base
+    bank = ExpertBank(model, [read_expert(name, path) for name, path in named.items()])
+    return ComposedLM(model, bank, composed)
