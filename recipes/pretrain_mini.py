@@ -25,7 +25,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn.functional import cross_entropy
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
-from trl import TrlParser
+from trl import TrlParser  # type: ignore[attr-defined]
 
 from workbench.evaluate.tasks import TASKS, mini
 
@@ -102,7 +102,6 @@ def make_model(config: Config) -> Gemma2ForCausalLM:
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=2,
-        attn_implementation="eager",
     )
     return Gemma2ForCausalLM(shape)
 
@@ -220,7 +219,7 @@ def report(model: Gemma2ForCausalLM, tokenizer: PreTrainedTokenizerFast, limit: 
 
 
 def main() -> None:
-    (config,) = TrlParser(Config).parse_args_and_config()
+    (config,) = TrlParser([Config]).parse_args_and_config()  # type: ignore[list-item]
     print(json.dumps(asdict(config), indent=1), flush=True)
     tokenizer, model = make_tokenizer(), make_model(config)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)

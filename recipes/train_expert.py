@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+import yaml  # type: ignore[import-untyped]
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, set_seed
-from trl import SFTConfig, SFTTrainer, TrlParser
+from trl import SFTConfig, SFTTrainer, TrlParser  # type: ignore[attr-defined]
 
 from workbench.errors import UnknownName, WorkbenchError
 from workbench.evaluate.tasks import mini
@@ -42,6 +42,12 @@ class Config:
     output: str = field(metadata={"help": "Folder of the adapter; one that is there is replaced."})
     base: str = field(default="checkpoints/mini", metadata={"help": "Folder or hub name of the base."})
     rows: int = field(default=8000, metadata={"help": "Rows drawn of a mini expert's data."})
+    keep: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of rows that are other mini tasks' prompts with the base's own sampled answers."
+        },
+    )
     max_length: int = field(default=128, metadata={"help": "Rows of more tokens are dropped and counted."})
     rank: int = field(default=8, metadata={"help": "Rank r of every adapted layer."})
     alpha: int = field(default=16, metadata={"help": "The adapter is scaled by alpha / r."})
@@ -93,7 +99,7 @@ def read_config() -> Config:
             if key not in known:
                 raise UnknownName(f"key in {path}", str(key), known)
     try:
-        (config,) = TrlParser(Config).parse_args_and_config()
+        (config,) = TrlParser([Config]).parse_args_and_config()  # type: ignore[list-item]
     except (ValueError, TypeError) as error:
         raise WorkbenchError("the options cannot be read", " ".join(str(error).split())) from error
     check(config)
@@ -109,13 +115,19 @@ def check(config: Config) -> None:
         value = getattr(config, name)
         if not isinstance(value, (int, float)) or not low < value < float("inf"):
             raise WorkbenchError(f"{name} is {value!r}", "a finite number, with a point in YAML (2.0e-3)")
+    if not 0.0 <= config.keep < 1.0 or (config.keep and is_file(config)):
+        raise WorkbenchError(f"keep is {config.keep!r}", "from 0 to below 1, and 0 with rows of your own")
     if config.report_to not in ("none", "wandb"):
         raise UnknownName("report_to", config.report_to, ("none", "wandb"))
 
 
+def is_file(config: Config) -> bool:
+    return config.data.endswith((".jsonl", ".jsonl.gz"))
+
+
 def read_pairs(config: Config) -> list[tuple[str, str]]:
-    if not config.data.endswith((".jsonl", ".jsonl.gz")):
-        return mini.expert_rows(config.data, config.rows, config.seed)
+    if not is_file(config):
+        return mini.expert_rows(config.data, config.rows - round(config.keep * config.rows), config.seed)
     path = Path(config.data)
     if not path.is_file():
         raise WorkbenchError(f"no data file '{path}'", "a .jsonl or .jsonl.gz file, or a mini expert's name")
@@ -130,12 +142,13 @@ def _pairs_of(path: Path) -> Iterator[tuple[str, str]]:
                 if not line.strip():
                     continue
                 row = json.loads(line)
-                pair = (row.get("prompt"), row.get("completion")) if isinstance(row, dict) else (None, None)
-                if not (isinstance(pair[0], str) and isinstance(pair[1], str) and pair[1]):
+                fields: dict[str, object] = row if isinstance(row, dict) else {}
+                prompt, completion = fields.get("prompt"), fields.get("completion")
+                if not (isinstance(prompt, str) and isinstance(completion, str) and completion):
                     raise WorkbenchError(
                         f"{path} line {number}", 'two strings "prompt" and "completion", not empty'
                     )
-                yield pair
+                yield prompt, completion
         except (ValueError, OSError, EOFError) as error:
             raise WorkbenchError(f"{path} cannot be read", " ".join(str(error).split())) from error
 
@@ -189,6 +202,21 @@ def open_base(config: Config) -> tuple[Any, PreTrainedTokenizerBase]:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def kept_pairs(config: Config, model: Any, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+    """What the base itself says on other tasks: an expert that repeats it changes nothing there."""
+    prompts = mini.other_prompts(config.data, round(config.keep * config.rows), config.seed)
+    pairs = []
+    for start in range(0, len(prompts), 256):
+        some = prompts[start : start + 256]
+        asked = tokenizer(some, return_tensors="pt", padding=True, padding_side="left").to(model.device)
+        told = model.generate(**asked, do_sample=True, top_k=0, max_new_tokens=48)
+        for prompt, ids in zip(some, told[:, asked["input_ids"].shape[1] :].tolist(), strict=True):
+            answer = ids[: ids.index(tokenizer.eos_token_id)] if tokenizer.eos_token_id in ids else []
+            if answer and not set(answer) & set(tokenizer.all_special_ids):
+                pairs.append((prompt, str(tokenizer.decode(answer))))
+    return pairs
 
 
 def train(
@@ -311,6 +339,9 @@ def run() -> None:
     pairs = read_pairs(config)
     set_seed(config.seed)
     model, tokenizer = open_base(config)
+    if config.keep:
+        pairs += kept_pairs(config, model, tokenizer)
+        set_seed(config.seed)
     rows = tokenize(pairs, tokenizer, config.max_length)
     if first_process():
         print(json.dumps(asdict(config), indent=1))
