@@ -31,6 +31,8 @@ app = typer.Typer(
 out = Console()
 err = Console(stderr=True)
 
+SMALL = 10_000_000  # parameters; on a CPU, the threads of a smaller model mostly wait for each other
+
 
 class Wandb(StrEnum):
     off = "off"
@@ -196,9 +198,7 @@ def generate(
 
     sampling = Sampling(temperature, top_p, top_k)
     engine, _ = _open(base, paths)
-    request = Request(
-        "prompt", prompt.replace("\\n", "\n"), max_new_tokens, tuple(stop or ()), sampling, seed
-    )
+    request = Request("prompt", prompt, max_new_tokens, tuple(stop or ()), sampling, seed)
     plan = comparison.plans(list(paths), [] if method in ("base", *paths) else [method], lambdas)[method]
     [[completion]] = engine.generate(plan, [request], batch_size=1)
     print(completion.text)
@@ -307,6 +307,8 @@ def _weights(text: str | None) -> list[float] | None:
 def _open(base: str, paths: dict[str, str]) -> Any:
     """(engine, experts): everything read and checked, nothing run."""
     with err.status("reading torch and transformers"):
+        import torch
+
         from workbench.decode.engine import Engine
         from workbench.experts.bank import ExpertBank
         from workbench.experts.lora import read_expert
@@ -315,6 +317,8 @@ def _open(base: str, paths: dict[str, str]) -> Any:
     experts = [read_expert(name, path) for name, path in paths.items()]
     with err.status(f"opening base '{escape(base)}'"):
         opened = open_base(base)
+    if opened.model.device.type == "cpu" and opened.model.num_parameters() < SMALL:
+        torch.set_num_threads(1)
     for expert in experts:
         expert.check_fits(opened.model, opened.sha256)
         expert.check_vocabulary(opened.tokenizer.get_vocab())
@@ -342,10 +346,10 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
 
 
 def _table(rows: list[Row], compositions: list[str]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("task", "metric", "method"):
         table.add_column(name, no_wrap=True)
-    for name in ("score", "95 % interval", "n", "eos", "stop", "length"):
+    for name in ("score", "95 % CI", "n", "eos", "stop", "length"):
         table.add_column(name, justify="right", no_wrap=True)
     for before, row in zip([None, *rows], rows, strict=False):
         first = before is None or row.task != before.task
@@ -356,7 +360,7 @@ def _table(rows: list[Row], compositions: list[str]) -> Table:
             row.metric if first else "",
             row.method,
             f"{100 * row.score:.1f}",
-            f"{100 * row.low:.1f} – {100 * row.high:.1f}",
+            f"{100 * row.low:.1f}–{100 * row.high:.1f}",
             str(row.n),
             *(str(row.ended.get(why, 0)) for why in ("eos", "stop", "length")),
             style="bold" if row.method in compositions else None,

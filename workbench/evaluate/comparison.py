@@ -14,7 +14,7 @@ from workbench.evaluate.harness import Item, problems_sha256
 from workbench.evaluate.records import FREE
 from workbench.experts.lora import Expert
 from workbench.methods.plan import Plan, base_plan, expert_plan
-from workbench.models import Base
+from workbench.models import CHECKPOINTS, Base
 
 _LIBRARIES = ("compose-workbench", "torch", "transformers", "tokenizers")
 
@@ -61,10 +61,15 @@ def config(
         **settings,
         "dtype": str(base.model.dtype).removeprefix("torch."),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}},
-        "paths": {"base": base.name, **{expert.name: expert.path for expert in experts}},
+        "paths": {"base": base.name, **{expert.name: _path(expert.path) for expert in experts}},
         "batch_size": batch_size,
         "command": list(command),
     }
+
+
+def _path(path: str) -> str:
+    """A shipped expert by its place in the project, wherever that is installed."""
+    return path.removeprefix(f"{CHECKPOINTS.parent}/")
 
 
 def identity(config: Mapping[str, Any]) -> str:
