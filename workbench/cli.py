@@ -307,13 +307,18 @@ def _weights(text: str | None) -> list[float] | None:
 def _open(base: str, paths: dict[str, str]) -> Any:
     """(engine, experts): everything read and checked, nothing run."""
     with err.status("reading torch and transformers"):
+        import huggingface_hub.utils
         import torch
+        import transformers
 
         from workbench.decode.engine import Engine
         from workbench.experts.bank import ExpertBank
         from workbench.experts.lora import read_expert
         from workbench.models import open_base
 
+    huggingface_hub.utils.logging.set_verbosity_error()  # a mistake is one line, not their retries
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     experts = [read_expert(name, path) for name, path in paths.items()]
     with err.status(f"opening base '{escape(base)}'"):
         opened = open_base(base)

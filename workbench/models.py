@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from workbench.errors import UnknownName, WorkbenchError
 
@@ -115,7 +114,6 @@ def _check_folder(folder: Path) -> None:
 def open_base(name: str) -> Base:
     """The base `name` in evaluation mode: float32 on a CPU, the checkpoint's own dtype on an accelerator."""
     source = base_source(name)
-    logging.disable_progress_bar()
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)

@@ -144,13 +144,16 @@ def test_gates_are_checked_against_the_rows():
     )
     with pytest.raises(ValueError, match=r"expected \(rows, 2\)"), bank.gated(torch.ones(1, 3)):
         pass
-    flat = torch.randn(6, 3)  # rows and positions in one dimension: which row is which is lost
+    deep = torch.randn(2, 3, 3)
+    with bank.gated(torch.eye(2)):  # some models flatten rows and positions
+        assert torch.equal(model(deep.flatten(0, 1)).unflatten(0, (2, 3)), model(deep))
+    some = torch.randn(5, 3)  # a part of the positions: which row is which is lost
     with bank.gated(torch.eye(2)), pytest.raises(ValueError, match="layer '0'"):
-        model(flat)
+        model(some)
     with bank.gated(torch.ones(2, 2)):  # the same for every row: no matter
-        both = model(flat)
+        both = model(some)
     with bank.gated(torch.ones(1, 2)):
-        assert torch.equal(model(flat[None])[0], both)
+        assert torch.equal(model(some[None])[0], both)
 
 
 def test_experts_that_do_not_fit_are_refused():

@@ -91,13 +91,15 @@ class _StackedFactors:
         (x,) = inputs
         x = x.to(self.down.device, self.down.dtype)
         g = gate.to(self.down.device, self.down.dtype)[:, self.owner]  # (rows, R)
-        if x.shape[0] != g.shape[0] or x.ndim != 3:
-            if not (g == g[:1]).all():
-                raise ValueError(
-                    f"layer '{self.layer}' got an input of shape {tuple(x.shape)}; with a gate of "
-                    f"{g.shape[0]} different rows it must be (rows, positions, features)"
-                )
-            g = g[:1].reshape((1,) * (x.ndim - 1) + (-1,))
-        else:
+        if x.ndim == 3 and len(x) == len(g):
             g = g[:, None, :]
+        elif x.ndim == 2 and len(x) % len(g) == 0 and ".experts." not in self.layer:
+            g = g.repeat_interleave(len(x) // len(g), dim=0)  # rows and positions flattened, as OPT does
+        elif (g == g[:1]).all():
+            g = g[0]
+        else:
+            raise ValueError(
+                f"layer '{self.layer}' got an input of shape {tuple(x.shape)}, in which the {len(g)} rows of "
+                "the batch cannot be told apart"
+            )
         return output + F.linear(g * F.linear(x, self.down), self.up).to(output)
