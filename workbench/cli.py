@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from workbench.errors import UnknownName, WorkbenchError
+from workbench import options
+from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.report.summary import Row
@@ -104,10 +105,10 @@ def compare(
     from workbench.report import wandb as wandb_report
 
     wandb_report.check(wandb.value)
-    names = _names("method", methods)
-    chosen_tasks = [_known("task", name, TASKS) for name in _names("task", tasks)]
-    paths = _expert_paths(base, experts, reserved=["base", *names])
-    lambdas = _weights(weights)
+    names = options.names("method", methods)
+    chosen_tasks = [options.known("task", name, TASKS) for name in options.names("task", tasks)]
+    paths = options.expert_paths(base, experts, reserved=["base", *names])
+    lambdas = options.weights(weights)
 
     from workbench.methods import check
 
@@ -184,12 +185,12 @@ def generate(
     """Print what the composed model answers to PROMPT."""
     from workbench.methods import METHODS, check
 
-    paths = _expert_paths(base, experts, reserved=["base", *METHODS])
-    lambdas = _weights(weights)
+    paths = options.expert_paths(base, experts, reserved=["base", *METHODS])
+    lambdas = options.weights(weights)
     if method in ("base", *paths):
         check("logit", list(paths), lambdas)
     else:
-        _known("method", method, {**METHODS, **dict.fromkeys(["base", *paths])})
+        options.known("method", method, {**METHODS, **dict.fromkeys(["base", *paths])})
         check(method, list(paths), lambdas)
 
     from workbench.decode.engine import Request
@@ -234,74 +235,6 @@ def main() -> None:
     except WorkbenchError as error:
         err.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
-
-
-def _names(kind: str, text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise WorkbenchError(f"no {kind} given", f"--{kind}s takes names with commas between")
-    for name in names:
-        if names.count(name) > 1:
-            raise WorkbenchError(f"{kind} '{name}' is given twice")
-    return names
-
-
-def _known(kind: str, name: str, known: Any) -> Any:
-    if name not in known:
-        raise UnknownName(kind, name, known)
-    return known[name]
-
-
-def _expert_paths(base: str, text: str | None, reserved: list[str]) -> dict[str, str]:
-    """Folders by name, from NAME=PATH, a path or hub name alone, or a shipped expert's name."""
-    from workbench.models import DEFAULT_EXPERTS, base_source, shipped_experts
-
-    base_source(base)
-    shipped = shipped_experts(base)
-    if text is None:
-        if not shipped:
-            raise WorkbenchError(
-                f"no experts for base '{base}'", way_out="Give them with --experts NAME=PATH,..."
-            )
-        return {name: str(shipped[name]) for name in DEFAULT_EXPERTS}
-    paths: dict[str, str] = {}
-    for word in _names("expert", text):
-        name, equals, path = word.partition("=")
-        if not equals:
-            name = word if word in shipped else Path(word).name
-            path = str(shipped.get(word, word))
-            if word not in shipped and "/" not in word and not Path(word).exists():
-                raise (
-                    UnknownName("expert", word, shipped)
-                    if shipped
-                    else WorkbenchError(
-                        f"unknown expert '{word}'", "NAME=PATH with the folder of a PEFT adapter"
-                    )
-                )
-        if not name or not path:
-            raise WorkbenchError(f"--experts has '{word}'", "NAME=PATH")
-        if name in reserved:
-            raise WorkbenchError(f"an expert cannot be called '{name}'", "the name has a meaning already")
-        if name in paths:
-            raise WorkbenchError(f"two experts are called '{name}'", "one name each")
-        same = [other for other, known in paths.items() if _resolved(known) == _resolved(path)]
-        if same:
-            raise WorkbenchError(f"experts '{same[0]}' and '{name}' are the same folder", path)
-        paths[name] = path
-    return paths
-
-
-def _resolved(path: str) -> Path:
-    return Path(path).expanduser().resolve()
-
-
-def _weights(text: str | None) -> list[float] | None:
-    if text is None:
-        return None
-    try:
-        return [float(word) for word in text.split(",")]
-    except ValueError as error:
-        raise WorkbenchError(f"--weights '{text}'", "numbers with commas between, such as 1,0.5") from error
 
 
 def _open(base: str, paths: dict[str, str]) -> Any:

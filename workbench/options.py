@@ -1,0 +1,70 @@
+"""What a user writes on the command line, as names, paths and numbers; mistakes are one clear line each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import UnknownName, WorkbenchError
+
+
+def names(kind: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise WorkbenchError(f"no {kind} given", f"--{kind}s takes names with commas between")
+    for name in names:
+        if names.count(name) > 1:
+            raise WorkbenchError(f"{kind} '{name}' is given twice")
+    return names
+
+
+def known(kind: str, name: str, known: Any) -> Any:
+    if name not in known:
+        raise UnknownName(kind, name, known)
+    return known[name]
+
+
+def expert_paths(base: str, text: str | None, reserved: list[str]) -> dict[str, str]:
+    """Folders by name, from NAME=PATH, a path or hub name alone, or a shipped expert's name."""
+    from workbench.models import DEFAULT_EXPERTS, base_source, shipped_experts
+
+    base_source(base)
+    shipped = shipped_experts(base)
+    if text is None:
+        if not shipped:
+            raise WorkbenchError(
+                f"no experts for base '{base}'", way_out="Give them with --experts NAME=PATH,..."
+            )
+        return {name: str(shipped[name]) for name in DEFAULT_EXPERTS}
+    paths: dict[str, str] = {}
+    for word in names("expert", text):
+        name, equals, path = word.partition("=")
+        if not equals:
+            name, path = (word, word) if word in shipped else (Path(word).name, word)
+            if shipped and path not in shipped and "/" not in path and not Path(path).exists():
+                raise UnknownName("expert", word, shipped)
+        path = str(shipped.get(path, path))
+        if not name or not path:
+            raise WorkbenchError(f"--experts has '{word}'", "NAME=PATH")
+        if name in reserved:
+            raise WorkbenchError(f"an expert cannot be called '{name}'", "the name has a meaning already")
+        if name in paths:
+            raise WorkbenchError(f"two experts are called '{name}'", "one name each")
+        same = [other for other, known in paths.items() if _resolved(known) == _resolved(path)]
+        if same:
+            raise WorkbenchError(f"experts '{same[0]}' and '{name}' are the same folder", path)
+        paths[name] = path
+    return paths
+
+
+def _resolved(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
+def weights(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise WorkbenchError(f"--weights '{text}'", "numbers with commas between, such as 1,0.5") from error
