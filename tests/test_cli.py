@@ -190,6 +190,14 @@ def test_help_needs_no_torch():
         assert option in done.stdout
 
 
+def test_a_narrow_terminal_without_utf8_gets_its_whole_table(workbench, tiny):
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "40"}
+    done = workbench("compare", *tiny, "--limit", 1, "--max-new-tokens", 1, "--tasks", "letters", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "task_arith" in done.stdout
+    assert "length" in done.stdout
+
+
 def test_version(cli):
     assert cli("--version")[1].strip().count(".") == 2
 

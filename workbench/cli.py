@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,7 +159,7 @@ def compare(
         folder.write("report.md", page.write_markdown(rows, folder.config))
         folder.write("report.html", page.write_page(rows, samples, folder.config))
         wandb_report.log_run(wandb.value, rows, samples, folder.config, folder.path)
-    out.print(_table(rows, compositions=names))
+    out.print(_table(rows, compositions=names), width=max(out.width, 120), crop=False)
     out.print(
         f"{len(samples)} samples and the report: {folder_path}/report.html", highlight=False, soft_wrap=True
     )
@@ -230,6 +231,9 @@ def list_() -> None:
 
 def main() -> None:
     """Runs a command; a user's mistake ends in one line on stderr and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without λ or – still gets its table
     try:
         app()
     except WorkbenchError as error:

@@ -126,8 +126,8 @@ def open_base(name: str) -> Base:
             dtype=torch.float32 if device.type == "cpu" else "auto",
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, TypeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise WorkbenchError(f"{name}: cannot be opened as a causal language model", first) from error
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise WorkbenchError(f"{name}: cannot be opened as a causal language model", reason) from error
     if tokenizer.vocab_size > config.get_text_config().vocab_size:
         raise WorkbenchError(
             f"{name}: its tokenizer has {tokenizer.vocab_size} tokens",
