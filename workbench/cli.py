@@ -159,7 +159,7 @@ def compare(
         folder.write("report.md", page.write_markdown(rows, folder.config))
         folder.write("report.html", page.write_page(rows, samples, folder.config))
         wandb_report.log_run(wandb.value, rows, samples, folder.config, folder.path)
-    out.print(_table(rows, compositions=names), width=max(out.width, 120), crop=False)
+    Console(width=max(out.width, 100)).print(_table(rows, compositions=names))  # cut nothing
     out.print(
         f"{len(samples)} samples and the report: {folder_path}/report.html", highlight=False, soft_wrap=True
     )
