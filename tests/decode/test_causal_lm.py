@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import ADAPTERS, CONFIGS, make_tokenizer
-from transformers import AutoModelForCausalLM, DynamicCache, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+)
 
 import workbench
 from workbench.decode.branches import Branches
@@ -65,6 +71,18 @@ def test_sampling_several_sequences_with_a_cache_equals_without(models_folder, b
         )
     assert torch.equal(*outs)
     assert len({tuple(row) for row in outs[0].tolist()}) == 6
+
+
+def test_a_generation_config_without_a_cache_is_heard(models_folder, batch):
+    lm = compose(models_folder("gemma2"))
+    expected = lm.generate(**batch, max_new_tokens=12, do_sample=False)
+    for use_cache in (True, False):
+        config = GenerationConfig(
+            max_new_tokens=12, do_sample=False, use_cache=use_cache, pad_token_id=0, eos_token_id=1
+        )
+        assert torch.equal(lm.generate(**batch, generation_config=config), expected)
+    with pytest.raises(workbench.WorkbenchError, match="no cache_implementation"):
+        lm.generate(**batch, max_new_tokens=2, cache_implementation="static")
 
 
 def test_stop_strings_and_logits_processors(models_folder, batch):

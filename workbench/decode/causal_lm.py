@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from workbench.decode.branches import BranchCache, Branches
@@ -70,11 +70,16 @@ class ComposedLM(PreTrainedModel, GenerationMixin):
             loss = self.base.loss_function(log_probs, labels, log_probs.shape[-1], num_items_in_batch=items)
         return CausalLMOutputWithPast(loss=loss, logits=log_probs, cache=cache)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
+    ) -> Any:
         """transformers' own `generate`, with a cache whose rows it can reorder."""
-        if kwargs.get("cache") is None and kwargs.get("use_cache", True):
+        settings = generation_config or self.generation_config
+        if kwargs.get("cache_implementation") or settings.cache_implementation:
+            raise WorkbenchError("a composed model has a cache of its own", "no cache_implementation")
+        if kwargs.get("cache") is None and kwargs.get("use_cache", settings.use_cache) is not False:
             kwargs["cache"] = self.branches.new_cache()
-        return super().generate(*args, **kwargs)
+        return super().generate(inputs, generation_config, **kwargs)
 
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.base.get_input_embeddings()
