@@ -190,6 +190,15 @@ def test_help_needs_no_torch():
         assert option in done.stdout
 
 
+def test_wandb_offline_logs_into_the_run_folder(workbench, tiny, tmp_path):
+    options = ["--limit", 2, "--max-new-tokens", 2, "--tasks", "letters", "--output", "run"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    done = workbench("compare", *tiny, *options, "--wandb", "offline", env=env)
+    assert done.returncode == 0, done.stderr
+    [log] = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"letters/logit/exact_match" in log.read_bytes()
+
+
 def test_a_narrow_terminal_without_utf8_gets_its_whole_table(workbench, tiny):
     env = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "40"}
     done = workbench("compare", *tiny, "--limit", 1, "--max-new-tokens", 1, "--tasks", "letters", env=env)
