@@ -146,9 +146,12 @@ def test_a_base_by_its_folder(models_folder, batch):
     folder = models_folder("llama")
     opened = AutoModelForCausalLM.from_pretrained(folder / "base").eval()
     expected = workbench.compose(opened, [str(folder / "plain")])(**batch).logits
-    assert torch.equal(
-        workbench.compose(str(folder / "base"), [str(folder / "plain")])(**batch).logits, expected
-    )
+    for base, expert in (
+        (str(folder / "base"), [str(folder / "plain")]),
+        (folder / "base", folder / "plain"),
+    ):
+        lm = workbench.compose(base, expert, weights=torch.ones(1))
+        assert torch.equal(lm(**batch).logits, expected)
 
 
 def test_what_it_cannot_do_it_says(models_folder, batch, tmp_path):

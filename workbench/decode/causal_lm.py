@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,8 +90,8 @@ class ComposedLM(PreTrainedModel, GenerationMixin):
 
 
 def compose(
-    base: PreTrainedModel | str,
-    experts: Mapping[str, str] | Sequence[str],
+    base: PreTrainedModel | str | Path,
+    experts: Mapping[str, str | Path] | Sequence[str | Path] | str | Path,
     method: str = "logit",
     weights: Sequence[float] | None = None,
 ) -> ComposedLM:
@@ -103,11 +104,11 @@ def compose(
 
     Raises WorkbenchError for an unknown method, a wrong number of weights, an adapter that does not fit.
     """
-    paths = [experts] if isinstance(experts, str) else experts
-    named = dict(paths) if isinstance(paths, Mapping) else {path: path for path in paths}
+    paths = [experts] if isinstance(experts, (str, Path)) else experts
+    named = dict(paths) if isinstance(paths, Mapping) else {str(path): path for path in paths}
     if len(named) < len(paths):
         raise WorkbenchError("the same expert is given twice", "each expert once; its weight can be 2")
     composed = plan(method, list(named), weights)
-    model = open_base(base).model if isinstance(base, str) else base
-    bank = ExpertBank(model, [read_expert(name, path) for name, path in named.items()])
+    model = open_base(str(base)).model if isinstance(base, (str, Path)) else base
+    bank = ExpertBank(model, [read_expert(name, str(path)) for name, path in named.items()])
     return ComposedLM(model, bank, composed)

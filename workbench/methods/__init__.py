@@ -27,7 +27,8 @@ def plan(method: str, experts: Sequence[str], weights: Sequence[float] | None = 
     Raises WorkbenchError for an unknown method, a wrong number of weights, or one that is not finite.
     """
     check(method, experts, weights)
-    return METHODS[method].plan(torch.tensor(weights or [1.0] * len(experts), dtype=torch.float64))
+    lambdas = [1.0] * len(experts) if weights is None else [float(weight) for weight in weights]
+    return METHODS[method].plan(torch.tensor(lambdas, dtype=torch.float64))
 
 
 def check(method: str, experts: Sequence[str], weights: Sequence[float] | None) -> None:
