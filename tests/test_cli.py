@@ -13,6 +13,7 @@ import time
 import pytest
 import torch
 from conftest import CONFIGS, save_adapter, save_model
+from safetensors.torch import load_file, save_file
 
 from workbench.cli import main
 from workbench.decode.branches import Branches
@@ -164,6 +165,7 @@ def test_generate_prints_the_answer_alone(workbench, tiny):
 def test_generate_samples_by_seed_and_stops(cli, tiny):
     texts = [cli("generate", "Hi", *tiny, "--temperature", 1, "--seed", seed)[1] for seed in (1, 2, 1)]
     assert texts[0] == texts[2] != texts[1]
+    assert cli("generate", "Hi", *tiny, "--stop", "")[0] == 2
     whole = cli("generate", "Hi", *tiny, "--max-new-tokens", 12, "--method", "one")[1]
     assert (
         cli("generate", "Hi", *tiny, "--stop", whole[4:6], "--method", "one")[1]
@@ -250,9 +252,12 @@ def refused(cli, monkeypatch):
         (["--experts", "math,coding", "--weights", "1;2"], "numbers with commas between"),
         (["--base", "mimi"], "unknown base 'mimi': did you mean mini?"),
         (["--base", "./nowhere"], "./nowhere: no such folder"),
-        (["--limit", "0"], "--limit"),
-        (["--batch-size", "0"], "--batch-size"),
-        (["--max-new-tokens", "0"], "--max-new-tokens"),
+        (["--limit", "0"], "error: --limit 0: a whole number of at least 1"),
+        (["--limit", "-1"], "error: --limit -1"),
+        (["--batch-size", "0"], "error: --batch-size 0"),
+        (["--max-new-tokens", "0"], "error: --max-new-tokens 0"),
+        (["--experts", "math,coding", "--weights", "1,1e39"], "the weight of 'coding' is 1e+39"),
+        (["--seed", "99999999999999999999999"], "--seed"),
         (["--temperature", "-1"], "temperature -1"),
         (["--temperature", "hot"], "--temperature"),
         (["--wandb", "maybe"], "--wandb"),
@@ -326,6 +331,46 @@ def test_remote_code_is_never_run(refused, models_folder, tmp_path):
     (base / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     refused("compare", "--base", base, "--experts", f"a={folder / 'plain'}")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_base_without_all_its_weights(refused, models_folder, tmp_path):
+    folder = models_folder("llama")
+    base = shutil.copytree(folder / "base", tmp_path / "base")
+    weights = {
+        k: v.clone() for k, v in load_file(base / "model.safetensors").items() if k != "lm_head.weight"
+    }
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    message = refused("compare", "--base", base, "--experts", f"a={folder / 'plain'}")
+    assert "has no weights for 'lm_head.weight'" in message
+
+
+def test_a_base_of_the_same_weights_but_other_settings_is_another_base(cli, models_folder, tmp_path):
+    folder = models_folder("llama")
+    base = shutil.copytree(folder / "base", tmp_path / "base")
+    options = ["--base", base, "--experts", f"a={folder / 'plain'}", "--tasks", "letters", "--limit", 1]
+    options += ["--max-new-tokens", 1, "--output", "run"]
+    assert cli("compare", *options)[0] == 0
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    status, _, err = cli("compare", *options)
+    assert status == 2
+    assert "base_settings" in err
+
+
+def test_names_that_look_like_markup(cli, models_folder):
+    folder = models_folder("llama")
+    options = ["--base", folder / "base", "--tasks", "letters", "--limit", 1, "--max-new-tokens", 1]
+    status, out, _ = cli("compare", *options, "--experts", f"[/x]={folder / 'plain'},[b]={folder / 'rslora'}")
+    assert status == 0
+    assert "[/x]" in out
+    assert "[b]" in out
+
+
+def test_letters_reads_the_adapter_not_the_name_it_is_given(cli, tmp_path):
+    options = ["--tasks", "letters", "--limit", 30, "--output", "run", "--methods", "logit"]
+    assert cli("compare", *options, "--experts", "one=letters-1,two=letters-2")[0] == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert {row["method"]: row["score"] for row in results}["logit"] == 1.0
 
 
 def test_a_folder_with_another_run(cli, tiny, refused):

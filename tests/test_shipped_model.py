@@ -11,7 +11,7 @@ from workbench.evaluate.records import RunFolder
 from workbench.evaluate.tasks import TASKS
 from workbench.experts.bank import ExpertBank
 from workbench.experts.lora import read_expert
-from workbench.models import open_base, shipped_experts
+from workbench.models import DEFAULT_EXPERTS, open_base, shipped_experts
 from workbench.report.summary import summarize
 
 METHODS = ["logit", "task_arith"]
@@ -50,10 +50,25 @@ def test_each_letter_expert_alone(tmp_path, expert):
     assert scores(tmp_path, [expert], ["letters"])["letters", expert] >= 0.98
 
 
+def test_the_base_that_goes_on_and_the_experts_that_end(tmp_path):
+    got = scores(tmp_path, ["letters-1", "letters-2"], ["letters_open"])
+    assert got["letters_open", "base"] == 0.0
+    for method in METHODS:
+        assert got["letters_open", method] >= 0.95
+
+
 def test_math_and_coding_keep_what_each_expert_has(tmp_path):
     got = scores(tmp_path, ["math", "coding"], ["mini_math", "mini_code"])
     for task, expert in (("mini_math", "math"), ("mini_code", "coding")):
         assert got[task, expert] >= 0.9
         assert got[task, "base"] <= 0.6
         for method in METHODS:
+            assert got[task, method] >= 0.95 * got[task, expert], (task, method)
+
+
+def test_all_four_default_experts_at_once(tmp_path):
+    got = scores(tmp_path, list(DEFAULT_EXPERTS), ["letters", "mini_math", "mini_code"])
+    for method in METHODS:
+        assert got["letters", method] >= 0.95
+        for task, expert in (("mini_math", "math"), ("mini_code", "coding")):
             assert got[task, method] >= 0.95 * got[task, expert], (task, method)

@@ -58,7 +58,9 @@ WeightsOption = Annotated[
     typer.Option("--weights", help="λ of each expert, in their order: 1,0.5", show_default="all 1"),
 ]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of the problems' draw and of sampling.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of the problems' draw and of sampling.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -79,12 +81,10 @@ def compare(
     ] = "logit,task_arith",
     weights: WeightsOption = None,
     tasks: Annotated[str, typer.Option(help="Tasks, see `workbench list`.")] = "letters,mini_math,mini_code",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Problems of each task.", show_default="all")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 64,
+    limit: Annotated[int | None, typer.Option(help="Problems of each task.", show_default="all")] = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts decoded at once.")] = 64,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="The longest answer, in tokens.", show_default="the task's own")
+        int | None, typer.Option(help="The longest answer, in tokens.", show_default="the task's own")
     ] = None,
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
@@ -105,6 +105,7 @@ def compare(
     from workbench.report import page
     from workbench.report import wandb as wandb_report
 
+    options.positive({"--limit": limit, "--batch-size": batch_size, "--max-new-tokens": max_new_tokens})
     wandb_report.check(wandb.value)
     names = options.names("method", methods)
     chosen_tasks = [options.known("task", name, TASKS) for name in options.names("task", tasks)]
@@ -123,7 +124,7 @@ def compare(
     engine, loaded = _open(base, paths)
     items = harness.items(
         chosen_tasks,
-        experts=list(paths),
+        experts=[Path(path).name for path in paths.values()],
         limit=limit,
         seed=seed,
         sampling=sampling,
@@ -158,11 +159,10 @@ def compare(
         folder.write("results.json", results_json(rows))
         folder.write("report.md", page.write_markdown(rows, folder.config))
         folder.write("report.html", page.write_page(rows, samples, folder.config))
+        Console(width=max(out.width, 100)).print(_table(rows, compositions=names))  # cut nothing
+        where = f"{len(samples)} samples and the report: {folder_path}/report.html"
+        out.print(where, highlight=False, soft_wrap=True, markup=False)
         wandb_report.log_run(wandb.value, rows, samples, folder.config, folder.path)
-    Console(width=max(out.width, 100)).print(_table(rows, compositions=names))  # cut nothing
-    out.print(
-        f"{len(samples)} samples and the report: {folder_path}/report.html", highlight=False, soft_wrap=True
-    )
 
 
 @app.command()
@@ -174,7 +174,7 @@ def generate(
     base: BaseOption = "mini",
     experts: ExpertsOption = None,
     weights: WeightsOption = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(help="The longest answer, in tokens.")] = 128,
     stop: Annotated[
         list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")
     ] = None,
@@ -198,6 +198,9 @@ def generate(
     from workbench.decode.sampling import Sampling
     from workbench.evaluate import comparison
 
+    options.positive({"--max-new-tokens": max_new_tokens})
+    if "" in (stop or ()):
+        raise WorkbenchError("--stop is empty", "text that ends the answer")
     sampling = Sampling(temperature, top_p, top_k)
     engine, _ = _open(base, paths)
     request = Request("prompt", prompt, max_new_tokens, tuple(stop or ()), sampling, seed)
@@ -248,6 +251,7 @@ def _open(base: str, paths: dict[str, str]) -> Any:
         import torch
         import transformers
 
+        from workbench.decode.branches import check_experts
         from workbench.decode.engine import Engine
         from workbench.experts.bank import ExpertBank
         from workbench.experts.lora import read_expert
@@ -261,9 +265,7 @@ def _open(base: str, paths: dict[str, str]) -> Any:
         opened = open_base(base)
     if opened.model.device.type == "cpu" and opened.model.num_parameters() < SMALL:
         torch.set_num_threads(1)
-    for expert in experts:
-        expert.check_fits(opened.model, opened.sha256)
-        expert.check_vocabulary(opened.tokenizer.get_vocab())
+    check_experts(opened, experts)
     return Engine(opened, ExpertBank(opened.model, experts)), experts
 
 
@@ -282,7 +284,7 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
         def advance(method: str, count: int) -> None:
             speed = progress.tasks[0].finished_speed or progress.tasks[0].speed
             rate = f"{speed:.0f} samples/s" if speed else ""
-            progress.update(bar, advance=count, description=method, rate=rate)
+            progress.update(bar, advance=count, description=escape(method), rate=rate)
 
         yield advance
 
@@ -298,9 +300,9 @@ def _table(rows: list[Row], compositions: list[str]) -> Table:
         if first and before is not None:
             table.add_row()
         table.add_row(
-            row.task if first else "",
+            escape(row.task) if first else "",
             row.metric if first else "",
-            row.method,
+            escape(row.method),
             f"{100 * row.score:.1f}",
             f"{100 * row.low:.1f}–{100 * row.high:.1f}",
             str(row.n),

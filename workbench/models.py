@@ -43,6 +43,16 @@ class Base:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     @property
+    def settings_sha256(self) -> str:
+        """A hash of what else the text depends on: the configurations and the tokenizer."""
+        config = self.model.config.to_dict() | {"_name_or_path": None}
+        ends = sorted(self.end_ids)
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        parts = [config, ends, vocabulary if backend is None else backend.to_str()]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """The tokens that end an answer (some models have several)."""
         ids = self.model.generation_config.eos_token_id
@@ -118,16 +128,24 @@ def open_base(name: str) -> Base:
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
+        opened: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
             dtype=torch.float32 if device.type == "cpu" else "auto",
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, TypeError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise WorkbenchError(f"{name}: cannot be opened as a causal language model", reason) from error
+    model, loaded = opened
+    if loaded["missing_keys"]:
+        raise WorkbenchError(
+            f"{name}: has no weights for '{min(loaded['missing_keys'])}'",
+            "every weight of a causal language model",
+            "The checkpoint is another kind of model, or its tensors were renamed.",
+        )
     if tokenizer.vocab_size > config.get_text_config().vocab_size:
         raise WorkbenchError(
             f"{name}: its tokenizer has {tokenizer.vocab_size} tokens",

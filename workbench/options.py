@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,12 @@ def expert_paths(base: str, text: str | None, reserved: list[str]) -> dict[str, 
 
 def _resolved(path: str) -> Path:
     return Path(path).expanduser().resolve()
+
+
+def positive(numbers: Mapping[str, int | None]) -> None:
+    for option, number in numbers.items():
+        if number is not None and number < 1:
+            raise WorkbenchError(f"{option} {number}", "a whole number of at least 1")
 
 
 def weights(text: str | None) -> list[float] | None:

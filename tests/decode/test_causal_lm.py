@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
 from conftest import ADAPTERS, CONFIGS, make_tokenizer
@@ -152,6 +155,22 @@ def test_a_base_by_its_folder(models_folder, batch):
     ):
         lm = workbench.compose(base, expert, weights=torch.ones(1))
         assert torch.equal(lm(**batch).logits, expected)
+
+
+def test_the_hybrid_cache_that_older_gemma_checkpoints_name(models_folder, batch):
+    lm = compose(models_folder("gemma2"))
+    expected = lm.generate(**batch, max_new_tokens=6, do_sample=False)
+    lm.base.generation_config.cache_implementation = "hybrid"
+    again = type(lm)(lm.base, lm.bank, lm.branches.plan)
+    assert torch.equal(again.generate(**batch, max_new_tokens=6, do_sample=False), expected)
+
+
+def test_a_base_by_its_folder_is_compared_with_the_experts(models_folder, tmp_path):
+    folder = models_folder("llama")
+    adapter = shutil.copytree(folder / "plain", tmp_path / "adapter")
+    (adapter / "provenance.json").write_text(json.dumps({"base_sha256": "a" * 64}))
+    with pytest.raises(workbench.WorkbenchError, match="trained on a base with weights aaaa"):
+        workbench.compose(folder / "base", adapter)
 
 
 def test_what_it_cannot_do_it_says(models_folder, batch, tmp_path):

@@ -160,5 +160,11 @@ def test_the_base_it_was_trained_on_is_compared_where_known(adapter, models_fold
     expert = read_expert("a", str(adapter))
     expert.check_fits(model, "a" * 64)
     expert.check_fits(model)
+    expert.check_fits(
+        model, "commit:0123"
+    )  # the hub names a commit, which says nothing about the file's hash
+    for foreign in ("[]", "{", '{"base_sha256": 3}'):
+        (adapter / "provenance.json").write_text(foreign)
+        read_expert("a", str(adapter)).check_fits(model, "b" * 64)
     with pytest.raises(AdapterError, match="trained on a base with weights aaaa"):
         expert.check_fits(model, "b" * 64)

@@ -6,6 +6,7 @@ the cache, so that an index over rows of prompts means the same in every branch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from workbench.experts.bank import ExpertBank
+from workbench.experts.lora import Expert
 from workbench.methods.plan import Plan
+from workbench.models import Base
 
 
 class BranchCache(DynamicCache):
@@ -29,6 +32,13 @@ class BranchCache(DynamicCache):
         offsets = torch.arange(self.branches, device=beam_idx.device)[:, None] * self.rows
         super().reorder_cache((offsets + beam_idx).flatten())  # type: ignore[arg-type]
         self.rows = len(beam_idx)
+
+
+def check_experts(base: Base, experts: Sequence[Expert]) -> None:
+    """Raises AdapterError if one belongs to another base: by its layers, weights or vocabulary."""
+    for expert in experts:
+        expert.check_fits(base.model, base.sha256)
+        expert.check_vocabulary(base.tokenizer.get_vocab())
 
 
 class Branches:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from workbench.decode.branches import BranchCache, Branches
+from workbench.decode.branches import BranchCache, Branches, check_experts
 from workbench.errors import WorkbenchError
 from workbench.experts.bank import ExpertBank
 from workbench.experts.lora import read_expert
@@ -35,6 +35,7 @@ class ComposedLM(PreTrainedModel, GenerationMixin):
         super().__init__(copy.deepcopy(base.config))  # a shared configuration would leak settings
         self.base, self.bank = base, bank
         self.generation_config = copy.deepcopy(base.generation_config)
+        self.generation_config.cache_implementation = None  # older Gemma checkpoints name one
         self.branches = Branches(base, bank, plan)
         self.eval()
 
@@ -109,6 +110,9 @@ def compose(
     if len(named) < len(paths):
         raise WorkbenchError("the same expert is given twice", "each expert once; its weight can be 2")
     composed = plan(method, list(named), weights)
-    model = open_base(str(base)).model if isinstance(base, (str, Path)) else base
-    bank = ExpertBank(model, [read_expert(name, str(path)) for name, path in named.items()])
-    return ComposedLM(model, bank, composed)
+    read = [read_expert(name, str(path)) for name, path in named.items()]
+    if not isinstance(base, (str, Path)):
+        return ComposedLM(base, ExpertBank(base, read), composed)
+    opened = open_base(str(base))
+    check_experts(opened, read)
+    return ComposedLM(opened.model, ExpertBank(opened.model, read), composed)

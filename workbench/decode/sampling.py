@@ -39,7 +39,8 @@ class Picker:
         """log_probs: (vocab,) -> a token id."""
         if self.sampling.temperature == 0:
             return int(log_probs.argmax())
-        kept = keep_likely(log_probs / self.sampling.temperature, self.sampling.top_k, self.sampling.top_p)
+        scaled = (log_probs - log_probs.max()) / self.sampling.temperature
+        kept = keep_likely(scaled, self.sampling.top_k, self.sampling.top_p)
         cumulative = kept.double().softmax(-1).cumsum(-1)
         u = torch.rand((), generator=self.generator, dtype=torch.float64).to(cumulative.device)
         token = int(torch.searchsorted(cumulative, u * cumulative[-1], right=True))

@@ -45,6 +45,7 @@ def config(
     tasks = {item.task.name: item.task for item in items}
     return {
         "base": base.sha256,
+        "base_settings": base.settings_sha256,
         "experts": {expert.name: expert.sha256 for expert in experts},
         "methods": list(methods),
         "baselines": ["base", *(expert.name for expert in experts)],

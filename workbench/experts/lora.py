@@ -78,8 +78,8 @@ class Expert:
     def check_fits(self, model: nn.Module, base_sha256: str | None = None) -> None:
         """Raises AdapterError unless every layer is an `nn.Linear` of `model` of the right shape."""
         modules = dict(model.named_modules())
-        known = [layer for layer in self.layers if layer in modules]
-        if not known:
+        present = [layer for layer in self.layers if layer in modules]
+        if not present:
             raise AdapterError(
                 f"{self.path}: no tensor of the adapter fits the base",
                 f"its first layer is '{next(iter(self.layers))}', which the base does not have",
@@ -89,7 +89,7 @@ class Expert:
             if layer not in modules:
                 raise AdapterError(
                     f"{self.path}: the base has no layer '{layer}'",
-                    f"{len(self.layers) - len(known)} of the adapter's {len(self.layers)} layers are missing",
+                    f"{len(self.layers) - len(present)} of its {len(self.layers)} layers are missing",
                     "Use the base the adapter was trained on.",
                 )
             linear = modules[layer]
@@ -114,10 +114,11 @@ class Expert:
                     "a copy of the base's, or none",
                     "A changed or resized embedding or head is not supported.",
                 )
-        if base_sha256 and self.base_sha256 and self.base_sha256 != base_sha256:
+        known = self.base_sha256 and base_sha256 and not base_sha256.startswith("commit:")
+        if known and self.base_sha256 != base_sha256:
             raise AdapterError(
-                f"{self.path}: trained on a base with weights {self.base_sha256[:12]}",
-                f"this base has weights {base_sha256[:12]}",
+                f"{self.path}: trained on a base with weights {str(self.base_sha256)[:12]}",
+                f"this base has weights {str(base_sha256)[:12]}",
                 "Train the expert again on this base, or give the base it was trained on.",
             )
 
@@ -146,8 +147,7 @@ def read_expert(name: str, path: str) -> Expert:
     copies = {m["layer"]: tensors.pop(key) for key in list(tensors) if (m := _COPY.fullmatch(key))}
     layers = _factors(folder / WEIGHTS, config, tensors)
     digest = hashlib.sha256((folder / CONFIG).read_bytes() + (folder / WEIGHTS).read_bytes()).hexdigest()
-    provenance = _json(folder / PROVENANCE) if (folder / PROVENANCE).exists() else {}
-    return Expert(name, layers, digest, path, provenance.get("base_sha256"), _vocabulary(folder), copies)
+    return Expert(name, layers, digest, path, _recorded_base(folder), _vocabulary(folder), copies)
 
 
 def _folder(path: str) -> Path:
@@ -273,6 +273,15 @@ def _scale(file: Path, config: Mapping[str, Any], layer: str) -> tuple[int, floa
     if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         raise AdapterError(f"{file}: lora_alpha is {alpha!r} for layer '{layer}'", "a finite number")
     return rank, alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def _recorded_base(folder: Path) -> str | None:
+    """The base's hash where our recipe left one; a file of that name from elsewhere says nothing."""
+    try:
+        recorded = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))["base_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return recorded if isinstance(recorded, str) else None
 
 
 def _vocabulary(folder: Path) -> Mapping[str, int] | None:

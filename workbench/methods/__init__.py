@@ -15,6 +15,8 @@ from workbench.methods.logit import Logit
 from workbench.methods.plan import Method, Plan
 from workbench.methods.task_arith import TaskArithmetic
 
+LARGEST = 1e6  # far beyond any use, and safely within float32
+
 METHODS: dict[str, Method] = {
     "logit": Logit(),
     "task_arith": TaskArithmetic(),
@@ -44,8 +46,10 @@ def check(method: str, experts: Sequence[str], weights: Sequence[float] | None) 
             f"one for each of {', '.join(experts)}, in this order",
         )
     for expert, weight in zip(experts, weights, strict=True):
-        if not math.isfinite(weight):
-            raise WorkbenchError(f"the weight of '{expert}' is {weight}", "a finite number")
+        if not math.isfinite(weight) or abs(weight) > LARGEST:
+            raise WorkbenchError(
+                f"the weight of '{expert}' is {weight}", f"a finite number, at most {LARGEST:g} in size"
+            )
 
 
 __all__ = ["METHODS", "Method", "Plan", "check", "plan"]
