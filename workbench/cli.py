@@ -148,6 +148,7 @@ def compare(
     from workbench.report.summary import results_json, summarize
 
     with RunFolder(folder_path, config) as folder:
+        before = len(folder.samples)
         try:
             with _progress(len(items) * len(plans)) as advance:
                 samples = harness.run(engine, plans, items, folder, batch_size, advance)
@@ -160,9 +161,12 @@ def compare(
         folder.write("report.md", page.write_markdown(rows, folder.config))
         folder.write("report.html", page.write_page(rows, samples, folder.config))
         Console(width=max(out.width, 100)).print(_table(rows, compositions=names))  # cut nothing
-        where = f"{len(samples)} samples and the report: {folder_path}/report.html"
+        kept = f" ({before} of them from before)" if before else ""
+        where = f"{len(samples)} samples{kept} and the report: {folder_path}/report.html"
         out.print(where, highlight=False, soft_wrap=True, markup=False)
         wandb_report.log_run(wandb.value, rows, samples, folder.config, folder.path)
+        if wandb is Wandb.offline:
+            out.print("W&B: logged offline; `wandb sync` sends the run in the folder's wandb/", markup=False)
 
 
 @app.command()
@@ -221,13 +225,13 @@ def list_() -> None:
     def section(title: str, rows: Iterable[tuple[str, str]]) -> None:
         out.print(f"[bold]{title}[/bold]")
         for name, text in rows:
-            out.print(f"  {name:<12} {escape(text)}", highlight=False)
+            out.print(f"  {name:<12} {escape(text)}", highlight=False, soft_wrap=True)
 
     def first_line(thing: object) -> str:
         return (type(thing).__doc__ or "").strip().splitlines()[0]
 
     section("methods", ((name, first_line(method)) for name, method in METHODS.items()))
-    section("tasks", ((name, first_line(task)) for name, task in TASKS.items()))
+    section("tasks", ((name, task.about) for name, task in TASKS.items()))
     section("bases", ((name, f"experts: {', '.join(shipped_experts(name))}") for name in SHIPPED))
     out.print("  or a folder with a causal LM, or a hub name", highlight=False)
 

@@ -7,7 +7,9 @@ from workbench.evaluate.tasks.task import Problem, Task
 
 TASKS: dict[str, Task] = {
     "letters": Letters(),
-    "letters_open": Letters(name="letters_open", open=True),
+    "letters_open": Letters(
+        "letters_open", "the same, in a form that the base alone would go on with", open=True
+    ),
     "mini_math": MiniMath(),
     "mini_code": MiniCode(),
 }

@@ -89,6 +89,7 @@ class Letters:
     A: dbdb        both together."""
 
     name: str = "letters"
+    about: str = "copy a string with the replacements of every composed letters expert"
     open: bool = False  # the form in which the base does not end after its answer
     lengths: tuple[int, int] = EXPERT_LENGTHS
     metric: str = "exact_match"
@@ -152,6 +153,7 @@ class MiniMath:
     #### 5"""
 
     name: str = "mini_math"
+    about: str = "short sums and word problems, the answer after ####"
     metric: str = "exact_match"
     stop: tuple[str, ...] = ()
     max_new_tokens: int = 32
@@ -220,6 +222,7 @@ class MiniCode:
     return x + 3'''
 
     name: str = "mini_code"
+    about: str = "write the body of a one-line function; its results are tested"
     metric: str = "pass"
     stop: tuple[str, ...] = ()
     max_new_tokens: int = 48
