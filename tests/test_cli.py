@@ -162,6 +162,12 @@ def test_generate_prints_the_answer_alone(workbench, tiny):
     assert results[0].stdout != results[1].stdout
 
 
+def test_a_stray_byte_in_the_prompt(workbench):
+    run = workbench("generate", "\udcff")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.strip() == "error: the prompt is not UTF-8: character 1 is a stray byte"
+
+
 def test_generate_samples_by_seed_and_stops(cli, tiny):
     texts = [cli("generate", "Hi", *tiny, "--temperature", 1, "--seed", seed)[1] for seed in (1, 2, 1)]
     assert texts[0] == texts[2] != texts[1]

@@ -8,10 +8,24 @@ import shutil
 
 import pytest
 from conftest import CONFIGS, make_tokenizer
+from tokenizers import decoders
 from transformers import AutoModelForCausalLM
 
 from workbench.errors import UnknownName, WorkbenchError
 from workbench.models import SHIPPED, base_source, fingerprint, open_base, shipped_experts
+
+
+def test_the_first_space_of_an_answer_is_kept(models_folder, tmp_path):
+    """Tokenizers of the Llama 2 kind strip a text's first space, which is the indentation of code."""
+    folder = shutil.copytree(models_folder("llama") / "base", tmp_path / "base")
+    tokenizer = make_tokenizer()
+    tokenizer._tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.save_pretrained(folder)
+    base = open_base(str(folder))
+    prompt, answer = base.encode("def f(x):"), base.encode(" return x")[1:]
+    assert base.decode(answer) == "return x"
+    assert base.decode(answer, after=prompt) == " return x"
+    assert base.decode(answer, after=[2]) == "return x"  # <bos>: the text begins here
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

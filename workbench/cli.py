@@ -9,7 +9,7 @@ from enum import StrEnum
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -21,6 +21,8 @@ from workbench import options
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
+    from workbench.decode.engine import Engine
+    from workbench.experts.lora import Expert
     from workbench.report.summary import Row
 
 app = typer.Typer(
@@ -188,15 +190,13 @@ def generate(
     seed: SeedOption = 0,
 ) -> None:
     """Print what the composed model answers to PROMPT."""
-    from workbench.methods import METHODS, check
+    from workbench.methods import METHODS, check_weights
 
     paths = options.expert_paths(base, experts, reserved=["base", *METHODS])
     lambdas = options.weights(weights)
-    if method in ("base", *paths):
-        check("logit", list(paths), lambdas)
-    else:
-        options.known("method", method, {**METHODS, **dict.fromkeys(["base", *paths])})
-        check(method, list(paths), lambdas)
+    options.known("method", method, {**METHODS, **dict.fromkeys(["base", *paths])})
+    check_weights(list(paths), lambdas)
+    options.utf8("the prompt", prompt)
 
     from workbench.decode.engine import Request
     from workbench.decode.sampling import Sampling
@@ -248,8 +248,8 @@ def main() -> None:
         sys.exit(2)
 
 
-def _open(base: str, paths: dict[str, str]) -> Any:
-    """(engine, experts): everything read and checked, nothing run."""
+def _open(base: str, paths: dict[str, str]) -> tuple[Engine, list[Expert]]:
+    """Everything read and checked, nothing run."""
     with err.status("reading torch and transformers"):
         import huggingface_hub.utils
         import torch

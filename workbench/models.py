@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from workbench.errors import UnknownName, WorkbenchError
 
 _PACKAGE = Path(__file__).parent
-# In a checkout the models lie beside the package; an installed wheel carries them inside.
+# An installed wheel carries the models inside; in a checkout they lie beside the package.
 CHECKPOINTS = next(
-    (folder for folder in (_PACKAGE.parent / "checkpoints", _PACKAGE / "checkpoints") if folder.is_dir()),
+    (folder for folder in (_PACKAGE / "checkpoints", _PACKAGE.parent / "checkpoints") if folder.is_dir()),
     _PACKAGE / "checkpoints",
 )
 DEFAULT_BASE = "mini"
@@ -60,6 +61,14 @@ class Base:
             ids = self.tokenizer.eos_token_id
         return frozenset([ids] if isinstance(ids, int) else ids or [])
 
+    def special_ids(self, texts: Sequence[str]) -> frozenset[int]:
+        """The ids of those texts that are special tokens, such as <end_of_turn>."""
+        special = set(self.tokenizer.all_special_tokens) | {
+            str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special
+        }
+        vocabulary = self.tokenizer.get_vocab()
+        return frozenset(vocabulary[text] for text in texts if text in special)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt; never two <bos> in a row, and exactly one in front for Gemma."""
         ids: list[int] = self.tokenizer(text)["input_ids"]
@@ -72,7 +81,13 @@ class Base:
             ids = [bos, *ids]
         return ids
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int], after: list[int] | None = None) -> str:
+        """The text of `ids` as it follows the ids `after`: alone, some tokenizers drop its first space."""
+        before = self._text((after or [])[-1:])
+        text = self._text([*(after or [])[-1:], *ids])
+        return text.removeprefix(before) if text.startswith(before) else self._text(ids)
+
+    def _text(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 

@@ -75,3 +75,12 @@ def weights(text: str | None) -> list[float] | None:
         return [float(word) for word in text.split(",")]
     except ValueError as error:
         raise WorkbenchError(f"--weights '{text}'", "numbers with commas between, such as 1,0.5") from error
+
+
+def utf8(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WorkbenchError(
+            f"{what} is not UTF-8", f"character {error.start + 1} is a stray byte"
+        ) from error

@@ -135,6 +135,11 @@ def test_the_loss_is_that_of_the_composed_distribution(models_folder):
     torch.testing.assert_close(result.loss, -picked.mean())
 
 
+def test_a_tuple_for_those_who_ask(models_folder, batch):
+    lm = compose(models_folder("llama"))
+    assert torch.equal(lm(**batch, return_dict=False)[0], lm(**batch).logits)
+
+
 def test_the_base_stays_the_base(models_folder, batch):
     folder = models_folder("llama")
     base = AutoModelForCausalLM.from_pretrained(folder / "base").eval()
@@ -184,5 +189,8 @@ def test_what_it_cannot_do_it_says(models_folder, batch, tmp_path):
         lm(**batch, output_attentions=True)
     with pytest.raises(workbench.WorkbenchError, match="the same expert is given twice"):
         workbench.compose(lm.base, ["a", "a"])
+    plain = models_folder("llama") / "plain"
+    with pytest.raises(workbench.WorkbenchError, match="the same expert is given twice"):
+        workbench.compose(lm.base, {"a": plain, "b": f"{plain}/../plain"})
     with pytest.raises(workbench.WorkbenchError, match="not one set of weights"):
         lm.save_pretrained(tmp_path)

@@ -102,6 +102,17 @@ def test_stop_strings_and_why_a_sample_ended(llama):
     assert (ended.text, ended.finish, ended.tokens) == ("", "eos", 1)
 
 
+def test_a_special_token_as_a_stop_string(llama):
+    """Special tokens never show in the text, so they are told by their number."""
+    made = plan("logit", NAMES, WEIGHTS)
+    [[whole]] = llama.generate(made, [Request("0", "Hello world", 24)], 1)
+    fourth = whole.text[3]
+    llama.base.tokenizer.add_special_tokens({"additional_special_tokens": [fourth]})
+    [[stopped]] = llama.generate(made, [Request("0", "Hello world", 24, stop=(fourth,))], 1)
+    at = whole.text.index(fourth)
+    assert (stopped.text, stopped.finish, stopped.tokens) == (whole.text[:at], "stop", at + 1)
+
+
 def test_generation_ends_where_the_context_ends(llama):
     made = plan("task_arith", NAMES)
     [[completion]] = llama.generate(made, [Request("0", "x" * 119, 50)], 1)  # 120 tokens with <bos>, of 128
@@ -125,3 +136,11 @@ def test_an_empty_prompt_without_bos_is_refused(llama):
     llama.base.tokenizer._tokenizer.post_processor = None
     with pytest.raises(WorkbenchError, match="prompt '0' is empty"):
         llama.check([Request("0", "", 1)])
+
+
+def test_a_token_that_the_model_does_not_know_is_refused(llama):
+    llama.base.tokenizer.add_tokens(["new"])
+    with pytest.raises(
+        WorkbenchError, match="prompt '0' has the token 'new': number 100, and the model knows 100"
+    ):
+        llama.check([Request("0", "a new one", 1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -131,6 +132,37 @@ def test_bfloat16_base(models_folder):
     assert ours.dtype == torch.bfloat16
     reference = peft_logits(folder / "base", folder / "plain", batch)
     assert (ours.float() - reference).abs().mean() < 0.1 * reference.std()
+
+
+def test_a_gate_is_not_rounded_to_the_layers_dtype():
+    linear = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    nn.init.zeros_(linear.weight)
+    bank = ExpertBank(nn.Sequential(linear), [Expert("a", {"0": Factors(*torch.ones(2, 1, 1), 1.0)}, "", "")])
+    with torch.no_grad(), bank.gated(torch.full((1, 1), 1 + 1 / 256)):  # bfloat16 has 8 bits
+        assert linear(torch.full((1, 1, 1), 255.0, dtype=torch.bfloat16)).item() == 256
+
+
+def test_the_bank_follows_its_model(models_folder):
+    folder = models_folder("llama")
+    model = load(folder / "base")
+    bank = ExpertBank(model, [read_expert("plain", str(folder / "plain"))])
+    batch = make_tokenizer()(PROMPTS[0], return_tensors="pt")
+    model.to(torch.float64)
+    with torch.no_grad(), bank.gated(torch.ones(1, 1)):
+        ours = model(**batch).logits
+    assert ours.dtype == torch.float64
+    reference = peft_logits(folder / "base", folder / "plain", batch)
+    assert largest_difference(ours, reference, batch["attention_mask"]) <= 1e-5
+
+
+def test_a_bank_that_nobody_holds_leaves_the_model(models_folder):
+    folder = models_folder("llama")
+    model = load(folder / "base")
+    bank = ExpertBank(model, [read_expert("plain", str(folder / "plain"))])
+    assert any(module._forward_hooks for module in model.modules())
+    del bank
+    gc.collect()
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def factors(out: int, width: int) -> Factors:

@@ -85,6 +85,8 @@ def test_lora_on_embeddings_is_refused(models_folder, tmp_path):
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
         ({"lora_alpha": None}, "lora_alpha is None"),
+        ({"rank_pattern": [4]}, r"rank_pattern is \[4\]: an object"),
+        ({"alpha_pattern": {"(": 4}}, "alpha_pattern is no pattern"),
     ],
 )
 def test_a_wrong_configuration_is_refused(adapter, fields, message):

@@ -49,7 +49,7 @@ class ComposedLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """As in transformers. A cache must be one that this model returned: it has rows for every branch.
 
         Raises TypeError for other caches, and for inputs or outputs that a composition does not have.
@@ -70,7 +70,8 @@ class ComposedLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             items = kwargs.get("num_items_in_batch")
             loss = self.base.loss_function(log_probs, labels, log_probs.shape[-1], num_items_in_batch=items)
-        return CausalLMOutputWithPast(loss=loss, logits=log_probs, cache=cache)
+        output = CausalLMOutputWithPast(loss=loss, logits=log_probs, cache=cache)
+        return output.to_tuple() if kwargs.get("return_dict") is False else output
 
     def generate(
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
@@ -107,7 +108,7 @@ def compose(
     """
     paths = [experts] if isinstance(experts, (str, Path)) else experts
     named = dict(paths) if isinstance(paths, Mapping) else {str(path): path for path in paths}
-    if len(named) < len(paths):
+    if len({Path(path).expanduser().resolve() for path in named.values()}) < len(paths):
         raise WorkbenchError("the same expert is given twice", "each expert once; its weight can be 2")
     composed = plan(method, list(named), weights)
     read = [read_expert(name, str(path)) for name, path in named.items()]

@@ -46,8 +46,9 @@ class Completion:
 class _Running:
     """A request in the batch, and what it has generated so far."""
 
-    def __init__(self, request: Request, prompt_ids: list[int]) -> None:
-        self.request, self.prompt_ids = request, prompt_ids
+    def __init__(self, request: Request, base: Base) -> None:
+        self.request, self.prompt_ids = request, base.encode(request.prompt)
+        self.stop_ids = base.special_ids(request.stop)  # special tokens never show in the text
         self.pick = Picker(request.sampling, request.seed)
         self.ids: list[int] = []
 
@@ -60,10 +61,19 @@ class Engine:
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raises WorkbenchError for a prompt that leaves no room in the model's context."""
+        rows = self.base.model.get_input_embeddings().weight.shape[0]
         for request in requests:
-            length, context = len(self.base.encode(request.prompt)), self.base.context
+            ids, context = self.base.encode(request.prompt), self.base.context
+            length = len(ids)
             if length == 0:
                 raise WorkbenchError(f"prompt '{request.id}' is empty", "at least one token")
+            if max(ids) >= rows:
+                token = self.base.tokenizer.convert_ids_to_tokens(max(ids))
+                raise WorkbenchError(
+                    f"prompt '{request.id}' has the token {token!r}",
+                    f"number {max(ids)}, and the model knows {rows}",
+                    "The tokenizer belongs to another model, or the embedding was not resized.",
+                )
             if context is not None and length >= context:
                 raise WorkbenchError(
                     f"prompt '{request.id}' has {length} tokens",
@@ -77,7 +87,7 @@ class Engine:
         """Yields the completions of one batch after the other; longest prompts first."""
         self.check(requests)
         branches = Branches(self.base.model, self.bank, plan)
-        waiting = [_Running(request, self.base.encode(request.prompt)) for request in requests]
+        waiting = [_Running(request, self.base) for request in requests]
         waiting.sort(key=lambda row: -len(row.prompt_ids))
         for start in range(0, len(waiting), batch_size):
             yield self._batch(branches, waiting[start : start + batch_size])
@@ -121,13 +131,18 @@ class Engine:
     def _finished(self, row: _Running) -> Completion | None:
         request, ids = row.request, row.ids
         if ids[-1] in self.base.end_ids:
-            return Completion(request.id, self.base.decode(ids[:-1]), len(ids), "eos")
+            return Completion(request.id, self._text(row, ids[:-1]), len(ids), "eos")
+        if ids[-1] in row.stop_ids:
+            return Completion(request.id, self._text(row, ids[:-1]), len(ids), "stop")
         if request.stop:
-            text = self.base.decode(ids)
+            text = self._text(row, ids)
             cuts = [at for stop in request.stop if (at := text.find(stop)) >= 0]
             if cuts:
                 return Completion(request.id, text[: min(cuts)], len(ids), "stop")
         full = self.base.context is not None and len(row.prompt_ids) + len(ids) >= self.base.context
         if full or len(ids) >= request.max_new_tokens:
-            return Completion(request.id, self.base.decode(ids), len(ids), "length")
+            return Completion(request.id, self._text(row, ids), len(ids), "length")
         return None
+
+    def _text(self, row: _Running, ids: list[int]) -> str:
+        return self.base.decode(ids, after=row.prompt_ids)

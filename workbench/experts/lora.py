@@ -265,7 +265,13 @@ def _scale(file: Path, config: Mapping[str, Any], layer: str) -> tuple[int, floa
 
     def of(default: str, pattern: str) -> Any:
         by_layer = config.get(pattern) or {}
-        return by_layer.get(get_pattern_key(tuple(by_layer), layer), config.get(default))
+        if not isinstance(by_layer, dict):
+            raise AdapterError(f"{file}: {pattern} is {by_layer!r}", "an object of layer patterns")
+        try:
+            key = get_pattern_key(tuple(by_layer), layer)
+        except re.error as error:
+            raise AdapterError(f"{file}: {pattern} is no pattern", str(error)) from error
+        return by_layer.get(key, config.get(default))
 
     rank, alpha = of("r", "rank_pattern"), of("lora_alpha", "alpha_pattern")
     if not isinstance(rank, int) or rank < 1:

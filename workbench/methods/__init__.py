@@ -34,8 +34,13 @@ def plan(method: str, experts: Sequence[str], weights: Sequence[float] | None = 
 
 
 def check(method: str, experts: Sequence[str], weights: Sequence[float] | None) -> None:
+    """Raises WorkbenchError for what `plan` does not take."""
     if method not in METHODS:
         raise UnknownName("method", method, METHODS)
+    check_weights(experts, weights)
+
+
+def check_weights(experts: Sequence[str], weights: Sequence[float] | None) -> None:
     if not experts:
         raise WorkbenchError("no experts", "a composition needs at least one")
     if weights is None:
@@ -52,4 +57,4 @@ def check(method: str, experts: Sequence[str], weights: Sequence[float] | None) 
             )
 
 
-__all__ = ["METHODS", "Method", "Plan", "check", "plan"]
+__all__ = ["METHODS", "Method", "Plan", "check", "check_weights", "plan"]
