@@ -24,14 +24,17 @@ PROMPTS = ["Hello world", "a much longer prompt, far past the window of eight"]
 WEIGHTS = [0.8, 0.4, 0.6, 0.5]
 
 
-def compose(folder, method="logit"):
+def compose(folder, method="logit", weights=WEIGHTS):
     base = AutoModelForCausalLM.from_pretrained(folder / "base").eval()
-    return workbench.compose(base, {name: str(folder / name) for name in ADAPTERS}, method, WEIGHTS)
+    return workbench.compose(base, {name: str(folder / name) for name in ADAPTERS}, method, weights)
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(
+    params=[*((kind, "logit") for kind in CONFIGS), ("gemma2", "linearized"), ("llama", "linearized")]
+)
 def lm(request, models_folder):
-    return compose(models_folder(request.param))
+    kind, method = request.param
+    return compose(models_folder(kind), method)
 
 
 @pytest.fixture
@@ -194,3 +197,27 @@ def test_what_it_cannot_do_it_says(models_folder, batch, tmp_path):
         workbench.compose(lm.base, {"a": plain, "b": f"{plain}/../plain"})
     with pytest.raises(workbench.WorkbenchError, match="not one set of weights"):
         lm.save_pretrained(tmp_path)
+
+
+def test_tangents_are_never_lost_in_silence(models_folder, batch):
+    lm = compose(models_folder("llama"), "linearized")
+    with torch.inference_mode(), pytest.raises(workbench.WorkbenchError, match="inference_mode drops"):
+        lm(**batch)
+    ids = batch["input_ids"][:1, -4:]
+    with torch.no_grad():
+        whole = lm(ids).logits[0, -1]
+        cache = lm(ids[:, :-1], use_cache=True).cache
+        with pytest.raises(workbench.WorkbenchError, match="has lost its tangents"):
+            lm(ids[:, -1:], cache=cache)
+        with lm.branches.level():
+            cache = lm(ids[:, :-1], use_cache=True).cache
+            torch.testing.assert_close(lm(ids[:, -1:], cache=cache).logits[0, -1], whole, atol=1e-5, rtol=0)
+    base = compose(models_folder("llama"), "linearized", [0.0] * len(WEIGHTS))
+    assert (whole - base(ids).logits[0, -1]).abs().max() > 0.1
+
+
+def test_a_model_without_a_forward_mode_is_refused(models_folder, batch):
+    lm = compose(models_folder("llama"), "linearized")
+    lm.base.lm_head.register_forward_hook(lambda module, inputs, output: torch.tensor(output.tolist()))
+    with torch.no_grad(), pytest.raises(workbench.WorkbenchError, match="the model gave no tangent"):
+        lm(**batch)

@@ -82,7 +82,8 @@ class ComposedLM(PreTrainedModel, GenerationMixin):
             raise WorkbenchError("a composed model has a cache of its own", "no cache_implementation")
         if kwargs.get("cache") is None and kwargs.get("use_cache", settings.use_cache) is not False:
             kwargs["cache"] = self.branches.new_cache()
-        return super().generate(inputs, generation_config, **kwargs)
+        with self.branches.level():
+            return super().generate(inputs, generation_config, **kwargs)
 
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.base.get_input_embeddings()

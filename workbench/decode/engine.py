@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from workbench.decode.branches import Branches
+from workbench.decode.branches import BranchCache, Branches
 from workbench.decode.sampling import Picker, Sampling
 from workbench.errors import WorkbenchError
 from workbench.experts.bank import ExpertBank
@@ -94,9 +94,15 @@ class Engine:
 
     @torch.no_grad()
     def _batch(self, branches: Branches, rows: list[_Running]) -> list[Completion]:
-        done: list[Completion] = []
         cache = branches.new_cache()
         input_ids, mask = self._left_padded(rows)
+        with branches.level():
+            return self._decode(branches, rows, cache, input_ids, mask)
+
+    def _decode(
+        self, branches: Branches, rows: list[_Running], cache: BranchCache, input_ids: Tensor, mask: Tensor
+    ) -> list[Completion]:
+        done: list[Completion] = []
         while True:
             positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
             log_probs = branches.log_probs(input_ids, mask, positions, cache, logits_to_keep=1)[:, -1]

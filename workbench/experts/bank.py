@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
@@ -111,7 +112,7 @@ class _StackedFactors:
             g = g[:, None, :]
         elif x.ndim == 2 and len(x) % len(g) == 0 and ".experts." not in self.layer:
             g = g.repeat_interleave(len(x) // len(g), dim=0)  # rows and positions flattened, as OPT does
-        elif (g == g[:1]).all():
+        elif all(part is None or (part == part[:1]).all() for part in forward_ad.unpack_dual(g)):
             g = g[0]
         else:
             raise ValueError(

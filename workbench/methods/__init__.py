@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from workbench.errors import UnknownName, WorkbenchError
+from workbench.methods.linearized import Linearized
 from workbench.methods.logit import Logit
 from workbench.methods.plan import Method, Plan
 from workbench.methods.task_arith import TaskArithmetic
@@ -20,6 +21,7 @@ LARGEST = 1e6  # far beyond any use, and safely within float32
 METHODS: dict[str, Method] = {
     "logit": Logit(),
     "task_arith": TaskArithmetic(),
+    "linearized": Linearized(),
 }
 
 

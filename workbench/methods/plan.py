@@ -16,10 +16,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`gate`: (branches, k); `join`: logits (branches, rows, vocab) -> log-probabilities (rows, vocab)."""
+    """`gate`: (branches, k); `join`: logits (branches, rows, vocab) -> log-probabilities (rows, vocab).
+
+    With a `tangent`, (branches, k), the gate is the dual number gate + tangent · ε, and a branch's logits
+    are value + tangent of what the model computes from it: the model to first order in the gate.
+    """
 
     gate: Tensor
     join: Callable[[Tensor], Tensor]
+    tangent: Tensor | None = None
 
     @property
     def branches(self) -> int:
