@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from trl import SFTConfig, SFTTrainer, TrlParser  # type: ignore[attr-defined]
 
 from workbench.errors import UnknownName, WorkbenchError
-from workbench.evaluate.tasks import mini
+from workbench.evaluate.tasks import mini_experts
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 VERSIONS = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
@@ -38,7 +38,7 @@ VERSIONS = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 @dataclass
 class Config:
-    data: str = field(metadata={"help": "letters-1 … letters-8, math, coding, or a .jsonl[.gz] file."})
+    data: str = field(metadata={"help": "A shipped expert, such as math, or a .jsonl[.gz] file."})
     output: str = field(metadata={"help": "Folder of the adapter; one that is there is replaced."})
     base: str = field(default="checkpoints/mini", metadata={"help": "Folder or hub name of the base."})
     rows: int = field(default=8000, metadata={"help": "Rows drawn of a mini expert's data."})
@@ -49,6 +49,9 @@ class Config:
         },
     )
     max_length: int = field(default=128, metadata={"help": "Rows of more tokens are dropped and counted."})
+    target_modules: list[str] = field(
+        default_factory=lambda: list(PROJECTIONS), metadata={"help": "Names of the layers that are adapted."}
+    )
     rank: int = field(default=8, metadata={"help": "Rank r of every adapted layer."})
     alpha: int = field(default=16, metadata={"help": "The adapter is scaled by alpha / r."})
     steps: int = field(default=150, metadata={"help": "Optimizer steps."})
@@ -121,13 +124,22 @@ def check(config: Config) -> None:
         raise UnknownName("report_to", config.report_to, ("none", "wandb"))
 
 
+def check_targets(config: Config, model: torch.nn.Module) -> None:
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    for target in config.target_modules:
+        if not any(name.endswith(f".{target}") or name == target for name in linear):
+            raise UnknownName("target module", target, {name.rpartition(".")[2] for name in linear})
+
+
 def is_file(config: Config) -> bool:
     return config.data.endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_pairs(config: Config) -> list[tuple[str, str]]:
     if not is_file(config):
-        return mini.expert_rows(config.data, config.rows - round(config.keep * config.rows), config.seed)
+        return mini_experts.expert_rows(
+            config.data, config.rows - round(config.keep * config.rows), config.seed
+        )
     path = Path(config.data)
     if not path.is_file():
         raise WorkbenchError(f"no data file '{path}'", "a .jsonl or .jsonl.gz file, or a mini expert's name")
@@ -206,7 +218,7 @@ def open_base(config: Config) -> tuple[Any, PreTrainedTokenizerBase]:
 
 def kept_pairs(config: Config, model: Any, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
     """What the base itself says on other tasks: an expert that repeats it changes nothing there."""
-    prompts = mini.other_prompts(config.data, round(config.keep * config.rows), config.seed)
+    prompts = mini_experts.other_prompts(config.data, round(config.keep * config.rows), config.seed)
     pairs = []
     for start in range(0, len(prompts), 256):
         some = prompts[start : start + 256]
@@ -248,7 +260,7 @@ def train(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=0.0,
-        target_modules=PROJECTIONS,
+        target_modules=config.target_modules,
         task_type="CAUSAL_LM",
     )
     trainer = SFTTrainer(
@@ -339,6 +351,7 @@ def run() -> None:
     pairs = read_pairs(config)
     set_seed(config.seed)
     model, tokenizer = open_base(config)
+    check_targets(config, model)
     if config.keep:
         pairs += kept_pairs(config, model, tokenizer)
         set_seed(config.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import version
@@ -23,6 +23,7 @@ from workbench.errors import WorkbenchError
 if TYPE_CHECKING:
     from workbench.decode.engine import Engine
     from workbench.experts.lora import Expert
+    from workbench.report.statement import Row as Statement
     from workbench.report.summary import Row
 
 app = typer.Typer(
@@ -215,6 +216,67 @@ def generate(
     err.print(f"[dim]{completion.tokens} tokens, ended by {why}[/dim]", highlight=False)
 
 
+@app.command()
+def verify(
+    base: BaseOption = "mini",
+    experts: ExpertsOption = None,
+    tasks: Annotated[
+        str, typer.Option(help="Tasks whose prompts are asked, see `workbench list`.")
+    ] = "letters,letters_open,mini_math,mini_code",
+    limit: Annotated[int, typer.Option(help="Problems of each task.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Answers in one forward pass.")] = 64,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of the problems' draw.")] = 0,
+    output: Annotated[Path, typer.Option(help="Where the report goes; an older one is replaced.")] = Path(
+        "reports/verify"
+    ),
+) -> None:
+    """Check the theorems that say when composition is right; exit status 1 if one does not hold.
+
+    With no options: on small exact models and on the shipped one. With your own experts: what the theorems
+    say about them, and which pairs are safe to compose.
+    """
+    from workbench.evaluate.records import write_file
+    from workbench.evaluate.tasks import TASKS
+    from workbench.models import SHIPPED
+    from workbench.report import verify as report
+
+    options.positive({"--limit": limit, "--batch-size": batch_size})
+    chosen = [options.known("task", name, TASKS) for name in options.names("task", tasks)]
+    paths = options.expert_paths(base, experts, reserved=["base"])
+    options.output(output, "results.json")
+    engine, loaded = _open(base, paths)
+    engine.base.model.float()  # the statements are about float32
+
+    from workbench import theory
+    from workbench.theory.subject import Subject, ask, shipped_subject
+
+    asked = ask(chosen, [Path(path).name for path in paths.values()], limit, seed)
+    engine.check([item.request for item in asked])
+    subject = Subject(engine.base, tuple(loaded), asked, batch_size)
+    shipped = shipped_subject(engine.base, batch_size) if base in SHIPPED and experts is None else None
+    with err.status("") as status:
+        checks = list(theory.run(subject, shipped, lambda about: status.update(f"checking: {about}")))
+    settings = {
+        "base": engine.base.sha256,
+        **{f"expert {expert.name}": expert.sha256 for expert in loaded},
+        "tasks": tasks,
+        "limit": limit,
+        "seed": seed,
+    }
+    write_file(output / "results.json", report.results_json(checks, settings))
+    write_file(output / "report.html", report.write_page(checks, settings))
+    for _, about, finding in checks:
+        out.print(f"[bold]{escape(about)}[/bold]")
+        out.print(_statements(finding.rows))
+    for _, _, finding in checks:
+        for sentence in finding.words:
+            out.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    line = f"{report.sentence(checks)} The report: {output}/report.html"
+    out.print(line, highlight=False, soft_wrap=True, markup=False)
+    if report.failures(checks):
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def list_() -> None:
     """List methods, tasks, bases and shipped experts."""
@@ -291,6 +353,27 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
             progress.update(bar, advance=count, description=escape(method), rate=rate)
 
         yield advance
+
+
+def _statements(rows: Sequence[Statement]) -> Table:
+    from workbench.report.verify import number, verdict
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    table.add_column("statement", ratio=4, overflow="fold")
+    table.add_column("quantity", ratio=4, overflow="fold")
+    for name in ("measured", "tolerance"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("holds", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            escape(row.statement) + (" [dim](broken on purpose)[/dim]" if row.broken else ""),
+            escape(row.quantity),
+            number(row.value),
+            row.tolerance,
+            verdict(row.holds),
+            style="red" if row.holds is False else None,
+        )
+    return table
 
 
 def _table(rows: list[Row], compositions: list[str]) -> Table:

@@ -84,3 +84,18 @@ def utf8(what: str, text: str) -> None:
         raise WorkbenchError(
             f"{what} is not UTF-8", f"character {error.start + 1} is a stray byte"
         ) from error
+
+
+def output(folder: Path, mark: str) -> None:
+    """Makes a folder for a report; raises WorkbenchError for one with files in it, but none called `mark`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = sorted(entry.name for entry in folder.iterdir())
+        if found and mark not in found:
+            raise WorkbenchError(
+                f"{folder}: not a report of this kind, and not empty ({found[0]})",
+                way_out="Give an empty or new folder with --output.",
+            )
+        (folder / f"{mark}.part").touch()
+    except OSError as error:
+        raise WorkbenchError(f"{folder}: cannot be written to", error.strerror or str(error)) from error

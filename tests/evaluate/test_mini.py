@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from workbench.errors import UnknownName
-from workbench.evaluate.tasks import TASKS, mini
+from workbench.evaluate.tasks import TASKS, mini, mini_experts
 from workbench.evaluate.tasks.task import Problem
 
 ALL = sorted(TASKS)
@@ -31,8 +31,14 @@ def test_a_set_is_256_distinct_problems_fixed_by_its_arguments(name: str) -> Non
 @pytest.mark.parametrize("name", ALL)
 def test_no_held_out_problem_is_ever_trained_on(name: str, seed: int) -> None:
     held_out = {p.prompt for s in range(4) for p in TASKS[name].problems(None, s, [])}
-    trained = {prompt for expert in mini.EXPERTS for prompt, _ in mini.expert_rows(expert, 2000, seed)}
-    trained |= {prompt for expert in mini.EXPERTS for prompt in mini.other_prompts(expert, 500, seed)}
+    trained = {
+        prompt
+        for expert in mini_experts.EXPERTS
+        for prompt, _ in mini_experts.expert_rows(expert, 2000, seed)
+    }
+    trained |= {
+        prompt for expert in mini_experts.EXPERTS for prompt in mini_experts.other_prompts(expert, 500, seed)
+    }
     assert not held_out & trained
 
 
@@ -92,7 +98,7 @@ def test_in_the_open_form_a_missing_end_is_wrong() -> None:
 
 def test_unknown_expert_names_its_neighbours() -> None:
     with pytest.raises(UnknownName, match="letters-1"):
-        mini.expert_rows("letter-1", 1, 0)
+        mini_experts.expert_rows("letter-1", 1, 0)
 
 
 def test_tasks_need_no_torch() -> None:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from workbench.errors import WorkbenchError
-from workbench.evaluate.tasks import mini
+from workbench.evaluate.tasks import mini, mini_experts
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = ROOT / "checkpoints/mini"
@@ -136,7 +136,7 @@ def test_your_own_rows(tmp_path: Path, recipe: Recipe, capsys: pytest.CaptureFix
 
 def test_every_row_opens_once_ends_once_and_learns_the_completion_alone() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MINI)
-    pairs = [pair for name in mini.EXPERTS for pair in mini.expert_rows(name, 50, 0)]
+    pairs = [pair for name in mini_experts.EXPERTS for pair in mini_experts.expert_rows(name, 50, 0)]
     rows = expert.tokenize(pairs, tokenizer, 128)
     assert rows.dropped == 0
     for (prompt, completion), ids, labels in zip(pairs, rows.input_ids, rows.labels, strict=True):
@@ -252,12 +252,12 @@ def test_the_shipped_folder_is_small_whole_and_free_of_pickles() -> None:
     files = [path for path in MINI.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 8_000_000
     assert {path.suffix for path in files} == {".json", ".safetensors"}
-    assert {path.name for path in (MINI / "experts").iterdir()} == set(mini.EXPERTS)
+    assert {path.name for path in (MINI / "experts").iterdir()} == set(mini_experts.EXPERTS)
     provenance = json.loads((MINI / "provenance.json").read_text())
     assert provenance["sha256"] == hashlib.sha256((MINI / "model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("name", mini.EXPERTS)
+@pytest.mark.parametrize("name", mini_experts.EXPERTS)
 def test_each_shipped_expert_is_of_the_shipped_base(name: str) -> None:
     check_expert(MINI / "experts" / name)
 

@@ -39,8 +39,12 @@ class Completion:
 
     id: str
     text: str
-    tokens: int  # generated, the end-of-sequence token included
+    ids: tuple[int, ...]  # generated, the end-of-sequence token included
     finish: Finish
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
 
 
 class _Running:
@@ -137,17 +141,17 @@ class Engine:
     def _finished(self, row: _Running) -> Completion | None:
         request, ids = row.request, row.ids
         if ids[-1] in self.base.end_ids:
-            return Completion(request.id, self._text(row, ids[:-1]), len(ids), "eos")
+            return Completion(request.id, self._text(row, ids[:-1]), tuple(ids), "eos")
         if ids[-1] in row.stop_ids:
-            return Completion(request.id, self._text(row, ids[:-1]), len(ids), "stop")
+            return Completion(request.id, self._text(row, ids[:-1]), tuple(ids), "stop")
         if request.stop:
             text = self._text(row, ids)
             cuts = [at for stop in request.stop if (at := text.find(stop)) >= 0]
             if cuts:
-                return Completion(request.id, text[: min(cuts)], len(ids), "stop")
+                return Completion(request.id, text[: min(cuts)], tuple(ids), "stop")
         full = self.base.context is not None and len(row.prompt_ids) + len(ids) >= self.base.context
         if full or len(ids) >= request.max_new_tokens:
-            return Completion(request.id, self._text(row, ids), len(ids), "length")
+            return Completion(request.id, self._text(row, ids), tuple(ids), "length")
         return None
 
     def _text(self, row: _Running, ids: list[int]) -> str:

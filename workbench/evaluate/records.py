@@ -89,11 +89,7 @@ class RunFolder:
 
     def write(self, name: str, text: str) -> Path:
         """Writes a whole file of the folder, or nothing."""
-        target = self.path / name
-        partial = target.with_suffix(target.suffix + ".part")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-        return target
+        return write_file(self.path / name, text)
 
     def _refuse_foreign(self) -> None:
         """Before anything is written there, even the lock; a run that was killed at once left these two."""
@@ -129,6 +125,14 @@ class RunFolder:
             with file.open("r+b") as torn:
                 torn.truncate(len(whole))
         return samples
+
+
+def write_file(target: Path, text: str) -> Path:
+    """Writes the whole file, or nothing."""
+    partial = target.with_suffix(target.suffix + ".part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(target)
+    return target
 
 
 def parse_samples(file: Path, content: bytes) -> list[Sample]:

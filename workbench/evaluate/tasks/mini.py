@@ -1,4 +1,4 @@
-"""The tasks of the shipped mini model: letters, letters_open, mini_math, mini_code.
+"""Tasks of the shipped mini model: letters, letters_open, mini_math, mini_code.
 
 Each template lives here once: pretraining, the experts' recipe and evaluation all take it from this file.
 An item is held out when a checksum of its content says so, so no training has seen a test problem.
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import UnknownName
 from workbench.evaluate import sandbox
 from workbench.evaluate.answers import hashes_number
 from workbench.evaluate.tasks.task import Problem
@@ -22,7 +21,6 @@ SET_SIZE = 256
 LETTERS = "abcdefghijklmnop"
 # expert i replaces the letter 2i-1 by the letter 2i
 REPLACES = {f"letters-{i + 1}": (LETTERS[2 * i], LETTERS[2 * i + 1]) for i in range(8)}
-EXPERTS = (*REPLACES, "math", "coding")
 EXPERT_LENGTHS = (1, 8)  # of the strings that the letters experts are tuned on
 
 
@@ -50,9 +48,7 @@ def draw(make: Callable[[random.Random], Item], rng: random.Random, test: bool) 
             return item
 
 
-def _problems(
-    name: str, make: Callable[[random.Random], Item], limit: int | None, seed: int
-) -> list[Problem]:
+def problems(name: str, make: Callable[[random.Random], Item], limit: int | None, seed: int) -> list[Problem]:
     """The first `limit` of 256 distinct held-out items, fewer where the space of items is smaller."""
     rng = random.Random(f"{name} {seed}")
     found: dict[str, Problem] = {}
@@ -107,7 +103,7 @@ class Letters:
                 string, letters_prompt(string, self.open), replace(string, experts), string, data=data
             )
 
-        return _problems(self.name, make, limit, seed)
+        return problems(self.name, make, limit, seed)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         """Everything that was generated counts: an end too early or too late is wrong."""
@@ -159,7 +155,7 @@ class MiniMath:
     max_new_tokens: int = 32
 
     def problems(self, limit: int | None, seed: int, experts: Sequence[str]) -> list[Problem]:
-        return _problems(self.name, math_item, limit, seed)
+        return problems(self.name, math_item, limit, seed)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         return {"exact_match": float(hashes_number(text) == problem.data["answer"])}
@@ -228,7 +224,7 @@ class MiniCode:
     max_new_tokens: int = 48
 
     def problems(self, limit: int | None, seed: int, experts: Sequence[str]) -> list[Problem]:
-        return _problems(self.name, code_item, limit, seed)
+        return problems(self.name, code_item, limit, seed)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         data = problem.data
@@ -238,33 +234,3 @@ class MiniCode:
             for o, want in zip(outcomes, data["expected"], strict=True)
         ]
         return {"pass": float(all(right))}
-
-
-# what experts are tuned on
-
-
-def _letters_maker(expert: str) -> Callable[[random.Random], Item]:
-    def make(rng: random.Random) -> Item:
-        string = draw_string(rng, EXPERT_LENGTHS)
-        prompt = letters_prompt(string, is_open=rng.random() < 0.5)
-        return Item(string, prompt, replace(string, [expert]), string)
-
-    return make
-
-
-def expert_rows(name: str, count: int, seed: int) -> list[tuple[str, str]]:
-    """(prompt, completion) pairs for one expert of EXPERTS, none of them held out."""
-    if name not in EXPERTS:
-        raise UnknownName("mini expert", name, EXPERTS)
-    rng = random.Random(f"{name} {seed}")
-    make = {"math": math_item, "coding": code_item}.get(name, _letters_maker(name))
-    items = [draw(make, rng, test=False) for _ in range(count)]
-    return [(item.prompt, item.right) for item in items]
-
-
-def other_prompts(name: str, count: int, seed: int) -> list[str]:
-    """Prompts of the mini tasks that expert `name` is not for, none of them held out."""
-    rng = random.Random(f"not {name} {seed}")
-    makers = {"math": math_item, "coding": code_item, "letters": _letters_maker("")}
-    others = [make for task, make in makers.items() if not name.startswith(task)]
-    return [draw(rng.choice(others), rng, test=False).prompt for _ in range(count)]
