@@ -76,6 +76,56 @@ def test_any_architecture_is_opened_through_the_command(models_folder, tmp_path,
     assert (tmp_path / "run" / "report.md").stat().st_size > 100
 
 
+def test_overlap_is_recorded_along_composed_answers(cli, models_folder, tmp_path):
+    folder = models_folder("gemma2")
+    options = ["compare", "--base", folder / "base", "--tasks", "letters", "--limit", 5]
+    experts = ["--experts", f"one={folder / 'plain'},two={folder / 'rslora'}"]
+    assert cli(*options, *experts, "--batch-size", 2, "--output", "run")[0] == 0
+    for sample in samples(tmp_path / "run"):
+        composed = sample["method"] in ("logit", "task_arith")
+        assert set(sample["overlap"]) == ({"share", "shift", "threshold"} if composed else set())
+    results = {row["method"]: row for row in json.loads((tmp_path / "run" / "results.json").read_text())}
+    assert 0 <= results["logit"]["overlap"]["share"] <= 1
+    assert results["logit"]["overlap"]["shift"] > 0.001  # random experts shift the same tokens
+    assert cli(*options, *experts, "--batch-size", 5, "--output", "other")[0] == 0
+    for one, other in zip(*(sorted(samples(tmp_path / f), key=str) for f in ("run", "other")), strict=True):
+        assert one["overlap"] == pytest.approx(other["overlap"], abs=2e-4)
+    assert cli(*options, "--experts", f"one={folder / 'plain'}", "--output", "alone")[0] == 0
+    assert all(sample["overlap"] == {} for sample in samples(tmp_path / "alone"))
+
+
+VERIFY = ["verify", "--tasks", "letters", "--limit", 4]
+
+
+def test_verify_ones_own_experts(cli, models_folder, tmp_path):
+    folder = models_folder("llama")
+    experts = f"one={folder / 'plain'},two={folder / 'subset'}"
+    status, out, err = cli(*VERIFY, "--base", folder / "base", "--experts", experts)
+    assert status == 0, (out, err)
+    assert "one and two: they overlap everywhere" in out
+    assert "All 5 statements hold. The report: reports/verify/report.html" in out
+    assert "length" not in out  # nothing about the shipped experts
+    report = json.loads((tmp_path / "reports" / "verify" / "results.json").read_text())
+    assert set(report["checks"]) == {"bridge", "overlap"}
+    assert all(row["holds"] is not False for row in report["checks"]["bridge"]["rows"])
+    assert cli(*VERIFY, "--base", folder / "base", "--experts", experts)[0] == 0  # replaced by a new one
+
+
+def test_verify_fails_with_status_1_and_says_what(cli, models_folder, monkeypatch):
+    from workbench.theory import bridge
+
+    folder = models_folder("llama")
+    monkeypatch.setattr(bridge, "_slope", lambda points: 1.0)
+    options = [*VERIFY, "--base", folder / "base", "--experts"]
+    status, out, _ = cli(*options, f"one={folder / 'plain'},two={folder / 'subset'}")
+    assert status == 1
+    assert "FAILS" in out
+    assert "2 of 5 statements fail." in out
+    status, out, err = cli(*options, f"one={folder / 'plain'}")  # nothing to interact with
+    assert status == 0, (out, err)
+    assert "All 2 statements hold." in out
+
+
 def test_the_same_command_twice_gives_the_same_bytes_and_redoes_nothing(cli, tiny, tmp_path, monkeypatch):
     options = [
         "compare",
@@ -96,7 +146,7 @@ def test_the_same_command_twice_gives_the_same_bytes_and_redoes_nothing(cli, tin
     cli(*options, "--output", "c", "--seed", 1)
     assert first != (tmp_path / "c" / "samples.jsonl").read_bytes()
 
-    monkeypatch.setattr(Branches, "log_probs", lambda *_, **__: pytest.fail("a model was run again"))
+    monkeypatch.setattr(Branches, "logits", lambda *_, **__: pytest.fail("a model was run again"))
     table = cli(*options, "--output", "a")
     assert table[0] == 0
     assert first == (tmp_path / "a" / "samples.jsonl").read_bytes()
@@ -224,7 +274,7 @@ def test_version(cli):
 
 @pytest.fixture
 def refused(cli, monkeypatch):
-    monkeypatch.setattr(Branches, "log_probs", lambda *_, **__: pytest.fail("a model was run"))
+    monkeypatch.setattr(Branches, "logits", lambda *_, **__: pytest.fail("a model was run"))
 
     def run(*arguments) -> str:
         status, out, err = cli(*arguments)
@@ -271,6 +321,25 @@ def refused(cli, monkeypatch):
 )
 def test_wrong_options(refused, options, message):
     assert message in refused("compare", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tasks", "leters"], "unknown task 'leters': did you mean letters"),
+        (["--experts", "maths"], "unknown expert 'maths': did you mean math"),
+        (["--limit", "0"], "error: --limit 0: a whole number of at least 1"),
+        (["--batch-size", "0"], "error: --batch-size 0"),
+        (["--base", "./nowhere"], "./nowhere: no such folder"),
+        (["--output", "full"], "full: not a report of this kind, and not empty (mine.txt)"),
+        (["--output", "full/mine.txt"], "full/mine.txt: cannot be written to"),
+    ],
+)
+def test_wrong_options_of_verify(refused, tmp_path, options, message):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    assert message in refused("verify", *options)
+    assert [entry.name for entry in (tmp_path / "full").iterdir()] == ["mine.txt"]
 
 
 def test_two_names_for_one_folder(refused, models_folder):
@@ -382,7 +451,9 @@ def test_letters_reads_the_adapter_not_the_name_it_is_given(cli, tmp_path):
 def test_a_folder_with_another_run(cli, tiny, refused):
     options = ["compare", *tiny, "--tasks", "letters", "--limit", 2, "--output"]
     with pytest.MonkeyPatch.context() as undone:
-        undone.setattr(Branches, "log_probs", lambda self, ids, *_, **__: torch.zeros(len(ids), 1, 99))
+        undone.setattr(
+            Branches, "logits", lambda self, ids, *_, **__: torch.zeros(self.plan.branches, *ids.shape, 99)
+        )
         assert cli(*options, "run", "--max-new-tokens", 1)[0] == 0
     message = refused(*options, "run", "--max-new-tokens", 2)
     assert "another configuration" in message

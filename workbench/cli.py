@@ -154,7 +154,7 @@ def compare(
         before = len(folder.samples)
         try:
             with _progress(len(items) * len(plans)) as advance:
-                samples = harness.run(engine, plans, items, folder, batch_size, advance)
+                samples = harness.run(engine, plans, items, folder, batch_size, advance, names)
         except KeyboardInterrupt:
             err.print("stopped; the same command goes on from here", highlight=False)
             raise typer.Exit(130) from None
@@ -223,7 +223,7 @@ def verify(
     tasks: Annotated[
         str, typer.Option(help="Tasks whose prompts are asked, see `workbench list`.")
     ] = "letters,letters_open,mini_math,mini_code",
-    limit: Annotated[int, typer.Option(help="Problems of each task.")] = 16,
+    limit: Annotated[int, typer.Option(help="Problems of each task.")] = 12,
     batch_size: Annotated[int, typer.Option(help="Answers in one forward pass.")] = 64,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of the problems' draw.")] = 0,
     output: Annotated[Path, typer.Option(help="Where the report goes; an older one is replaced.")] = Path(
@@ -380,7 +380,8 @@ def _table(rows: list[Row], compositions: list[str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("task", "metric", "method"):
         table.add_column(name, no_wrap=True)
-    for name in ("score", "95 % CI", "n", "eos", "stop", "length"):
+    overlap = any(row.overlap for row in rows)
+    for name in ("score", "95 % CI", "n", "eos", "stop", "length", *(["overlap"] if overlap else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for before, row in zip([None, *rows], rows, strict=False):
         first = before is None or row.task != before.task
@@ -394,6 +395,7 @@ def _table(rows: list[Row], compositions: list[str]) -> Table:
             f"{100 * row.low:.1f}–{100 * row.high:.1f}",
             str(row.n),
             *(str(row.ended.get(why, 0)) for why in ("eos", "stop", "length")),
+            *([f"{100 * row.overlap['share']:.1f} %" if row.overlap else ""] if overlap else []),
             style="bold" if row.method in compositions else None,
         )
     return table

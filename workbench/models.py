@@ -81,6 +81,11 @@ class Base:
             ids = [bos, *ids]
         return ids
 
+    def encode_answer(self, text: str) -> list[int]:
+        """Token ids of an answer, with the end of sequence where the model has one."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*ids, *sorted(self.end_ids)[:1]]
+
     def decode(self, ids: list[int], after: list[int] | None = None) -> str:
         """The text of `ids` as it follows the ids `after`: alone, some tokenizers drop its first space."""
         before = self._text((after or [])[-1:])

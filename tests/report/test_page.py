@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,25 @@ def test_the_tables_hold_the_rows() -> None:
         "logit",
         "task_arith",
     ]
+
+
+def test_overlap_has_columns_where_it_was_measured() -> None:
+    samples = [
+        replace(sample, overlap={"share": 0.25, "shift": 0.125, "threshold": 0.5})
+        if sample.method in CONFIG["methods"]
+        else sample
+        for sample in sums()
+    ]
+    table = Reader(page(samples)).tables[1]
+    assert table[0][-2:] == ["Overlap, %", "Shift"]
+    by_name = {row[0]: row[-2:] for row in table[1:]}
+    assert by_name["logit"] == ["25.0", "0.1250"]
+    assert by_name["math"] == ["", ""]
+    assert "(KL from the base above 0.5 nats, calibrated on right answers)" in Reader(page(samples)).text
+    text = write_markdown(rows_of(samples), CONFIG)
+    assert "| composed | logit | 75.0 | 30.1 – 95.4 | 4 | 3 | 0 | 1 | 2.5 | 25.0 | 0.1250 |" in text
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line[:1] == "|"} == {3, 12}
+    assert "Overlap" not in page(sums())
 
 
 def test_the_bar_is_drawn_to_scale() -> None:

@@ -56,6 +56,15 @@ def test_a_leading_metric_that_no_task_scores_is_an_error_not_a_zero() -> None:
         summarize(SAMPLES, {"sums": "missing"}, METHODS)
 
 
+def test_overlap_is_averaged_where_every_sample_has_it() -> None:
+    overlaps: list[dict[str, float]] = [{"share": 0.0, "shift": 0.5}, {"share": 0.5, "shift": 0.1}]
+    both = [sample("sums", "logit", n, {"strict": 1.0}, overlap=o) for n, o in enumerate(overlaps)]
+    (row,) = summarize(both, METRICS, METHODS)
+    assert row.overlap == {"share": 0.25, "shift": 0.3}
+    (row,) = summarize([*both, sample("sums", "logit", 2, {"strict": 1.0})], METRICS, METHODS)
+    assert row.overlap == {}
+
+
 def test_nothing_gives_no_rows() -> None:
     assert summarize([], METRICS, METHODS) == []
     assert summarize(SAMPLES, {}, METHODS) == []
@@ -78,4 +87,5 @@ def test_results_are_json_with_every_field() -> None:
         "scores": {"strict": 0.25, "loose": 0.5},
         "ended": {"eos": 2, "length": 1, "stop": 1},
         "tokens": 4.75,
+        "overlap": {},
     }

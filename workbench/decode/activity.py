@@ -21,6 +21,7 @@ from workbench.experts.bank import ExpertBank
 from workbench.methods.plan import Mix, Plan
 from workbench.models import Base
 
+LOGITS = 2**28  # a gigabyte in float32
 Answer = tuple[Sequence[int], Sequence[int]]  # ids of a prompt, and of what was answered
 
 
@@ -55,20 +56,45 @@ def measure(base: Base, bank: ExpertBank, answers: Sequence[Answer], batch_size:
 
 
 def along(base: Base, branches: Branches, answers: Sequence[Answer], batch_size: int) -> Iterator[Tensor]:
-    """For each answer of T tokens the logits at them, (branches, T, vocab), as given the tokens before."""
-    for start in range(0, len(answers), batch_size):
-        chosen = answers[start : start + batch_size]
+    """For each answer of T tokens the logits at them, (branches, T, vocab), as given the tokens before.
+
+    No more than `batch_size` answers are run at once, and no more than LOGITS numbers are made at once
+    unless a single answer needs them.
+    """
+    vocab, done = base.model.config.get_text_config().vocab_size, 0
+    while done < len(answers):
+        chosen = list(answers[done : done + batch_size])
+        while len(chosen) > 1 and branches.plan.branches * len(chosen) * _kept(chosen) * vocab > LOGITS:
+            chosen.pop()
+        done += len(chosen)
         rows = [[*prompt, *answer] for prompt, answer in chosen]
         width, pad = max(map(len, rows)), base.tokenizer.pad_token_id or 0
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=base.model.device)
+        kept = _kept(chosen)
         with torch.no_grad():  # nothing attends to the padding behind it
-            logits = branches.logits(ids, torch.ones_like(ids))  # (branches, rows, positions, vocab)
+            logits = branches.logits(ids, torch.ones_like(ids), logits_to_keep=kept)
         for row, (prompt, answer) in enumerate(chosen):
-            yield logits[:, row, len(prompt) - 1 : len(prompt) - 1 + len(answer)]
+            first = len(prompt) - 1 - (width - kept)
+            yield logits[:, row, first : first + len(answer)]
+
+
+def _kept(answers: Sequence[Answer]) -> int:
+    """Positions from the end that hold every answer's logits."""
+    width = max(len(prompt) + len(answer) for prompt, answer in answers)
+    return width - min(len(prompt) for prompt, _ in answers) + 1
 
 
 def _activity(answer: tuple[int, ...], logits: Tensor) -> Activity:
     """logits: (k + 1, T, vocab), the base first."""
+    step = max(1, LOGITS // 8 // (logits.shape[0] * logits.shape[2]))
+    parts = [_measures(part) for part in logits.split(step, dim=1)]
+    kl, changes, shared, meeting, excess = (
+        torch.cat(part, dim=-1).cpu() for part in zip(*parts, strict=True)
+    )
+    return Activity(answer, kl, changes, shared, meeting, excess)
+
+
+def _measures(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     base, experts = log_p[0], log_p[1:]
     p = experts.exp()
@@ -83,8 +109,7 @@ def _activity(answer: tuple[int, ...], logits: Tensor) -> Activity:
             shared[i, j] = shared[j, i] = common.sum(-1)
             meeting[i, j] = meeting[j, i] = common.argmax(-1)
     excess = (shift.sum(dim=(0, 2)) - shift.amax(dim=0).sum(-1)) / 2
-    changes = experts.argmax(-1) != base.argmax(-1)
-    return Activity(answer, kl.cpu(), changes.cpu(), shared.cpu(), meeting.cpu(), excess.cpu())
+    return kl, experts.argmax(-1) != base.argmax(-1), shared, meeting, excess
 
 
 def calibrate(kl: Tensor, acts: Tensor) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +36,7 @@ class Sample:
     finish: str
     tokens: int
     scores: Mapping[str, float]
+    overlap: Mapping[str, float] = field(default_factory=dict)  # of the experts, along a composed answer
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -137,16 +138,15 @@ def write_file(target: Path, text: str) -> Path:
 
 def parse_samples(file: Path, content: bytes) -> list[Sample]:
     """The samples in `content`; raises RunFolderError for a line that is none, or a sample given twice."""
-    names = {field.name for field in fields(Sample)}
-    texts = [field.name for field in fields(Sample) if field.type == "str"]
+    names = {name.name for name in fields(Sample)}
+    texts = [name.name for name in fields(Sample) if name.type == "str"]
     samples: dict[tuple[str, str, str], Sample] = {}
     for number, line in enumerate(content.splitlines(), start=1):
         try:
             record = json.loads(line)
             sample = Sample(**record)
-            if not isinstance(sample.scores, dict) or not all(
-                isinstance(record[name], str) for name in texts
-            ):
+            right = isinstance(sample.scores, dict) and isinstance(sample.overlap, dict)
+            if not right or not all(isinstance(record[name], str) for name in texts):
                 raise TypeError
         except (ValueError, TypeError) as error:
             raise RunFolderError(

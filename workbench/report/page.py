@@ -36,7 +36,7 @@ def write_page(rows: Sequence[Row], samples: Sequence[Sample], config: Mapping[s
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"percent": _percent, "sha256_source": _sha256_source}
+    environment.filters |= {"percent": _percent, "sha256_source": _sha256_source, "overlap": _overlap}
     template = environment.from_string(
         files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     )
@@ -64,6 +64,7 @@ def write_page(rows: Sequence[Row], samples: Sequence[Sample], config: Mapping[s
             "composed": list(config["methods"]),
             "tasks": [{"name": task, "problems": problems[i]["problems"]} for i, task in enumerate(tasks)],
         },
+        meaning=_meaning(rows),
         characters=CHARACTERS,
         configuration=list(_flat({name: value for name, value in config.items() if name != "command"})),
         command=_command(config),
@@ -72,6 +73,8 @@ def write_page(rows: Sequence[Row], samples: Sequence[Sample], config: Mapping[s
 
 def write_markdown(rows: Sequence[Row], config: Mapping[str, Any]) -> str:
     """The tables and the configuration as Markdown."""
+    meaning = _meaning(rows)
+    names = " overlap % | shift |" if meaning else ""
     lines = [f"# {_cell(_title(config))}", "", _cell(_sentence(config)), ""]
     for task in _tasks(rows, config):
         groups = _groups(task, rows, config)
@@ -81,8 +84,8 @@ def write_markdown(rows: Sequence[Row], config: Mapping[str, Any]) -> str:
             lines += ["No samples.", ""]
             continue
         lines += [
-            "| | method | score % | 95 % interval | n | eos | stop | length | tokens |",
-            "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+            "| | method | score % | 95 % interval | n | eos | stop | length | tokens |" + names,
+            "|---|---|--:|--:|--:|--:|--:|--:|--:|" + "--:|" * names.count("|"),
         ]
         for group in groups:
             for row in group["rows"]:
@@ -90,15 +93,33 @@ def write_markdown(rows: Sequence[Row], config: Mapping[str, Any]) -> str:
                 lines.append(
                     f"| {group['short']} | {_cell(row.method)} | {_percent(row.score)} "
                     f"| {_percent(row.low)} – {_percent(row.high)} | {row.n} | {ended} | {row.tokens:.1f} |"
+                    + (f" {' | '.join(_overlap(row))} |" if meaning else "")
                 )
         lines.append("")
-    lines += ["The interval is Wilson's. Tokens are generated tokens per sample, on average.", ""]
+    notes = f"The interval is Wilson's. Tokens are generated tokens per sample, on average. {meaning}"
+    lines += [notes.strip(), ""]
     lines += ["## Configuration", "", "| | |", "|---|---|"]
     for name, value in _flat({name: value for name, value in config.items() if name != "command"}):
         lines.append(f"| {_cell(name)} | {_cell(value)} |")
     if command := _command(config):
         lines += ["", "Run it again:", "", *(f"    {line}" for line in command.splitlines())]
     return "\n".join(lines) + "\n"
+
+
+def _overlap(row: Row) -> tuple[str, str]:
+    """Share of positions with two or more active experts, in percent, and shift that is counted twice."""
+    return (_percent(row.overlap["share"]), f"{row.overlap['shift']:.4f}") if row.overlap else ("", "")
+
+
+def _meaning(rows: Sequence[Row]) -> str:
+    thresholds = {row.overlap["threshold"] for row in rows if row.overlap}
+    if not thresholds:
+        return ""
+    return (
+        "Overlap is the share of positions of the composed answers at which two or more experts are active "
+        f"(KL from the base above {max(thresholds):.2g} nats, calibrated on right answers); shift is the "
+        "probability per token that they move more than once."
+    )
 
 
 def _title(config: Mapping[str, Any]) -> str:

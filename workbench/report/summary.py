@@ -27,6 +27,7 @@ class Row:
     scores: Mapping[str, float]
     ended: Mapping[str, int]
     tokens: float  # generated per sample, on average
+    overlap: Mapping[str, float]  # of the experts, on average; empty where nothing is composed
 
 
 def summarize(samples: Iterable[Sample], metrics: Mapping[str, str], methods: Sequence[str]) -> list[Row]:
@@ -53,9 +54,15 @@ def summarize(samples: Iterable[Sample], metrics: Mapping[str, str], methods: Se
                     scores={name: fmean(s.scores[name] for s in group) for name in group[0].scores},
                     ended=dict(Counter(sample.finish for sample in group)),
                     tokens=fmean(sample.tokens for sample in group),
+                    overlap={name: fmean(s.overlap[name] for s in group) for name in _overlap(group)},
                 )
             )
     return rows
+
+
+def _overlap(group: Sequence[Sample]) -> Sequence[str]:
+    """What was measured of every sample."""
+    return [name for name in group[0].overlap if all(name in sample.overlap for sample in group)]
 
 
 def results_json(rows: Sequence[Row]) -> str:

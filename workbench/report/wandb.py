@@ -89,6 +89,7 @@ def _metrics(row: Row) -> dict[str, float]:
         f"{name}/{row.metric}_low": row.low,
         f"{name}/{row.metric}_high": row.high,
         f"{name}/n": row.n,
+        **{f"{name}/overlap_{part}": value for part, value in row.overlap.items()},
     }
 
 

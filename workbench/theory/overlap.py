@@ -179,9 +179,9 @@ def shipped(subject: Subject) -> Finding:
 
 
 def _shift(subject: Subject, task: str, names: Sequence[str]) -> float:
-    encode, end = subject.base.encode, min(subject.base.end_ids)
+    base = subject.base
     right = [
-        (encode(item.request.prompt), [*encode(item.problem.reference)[1:], end])
+        (base.encode(item.request.prompt), base.encode_answer(item.problem.reference))
         for item in ask([TASKS[task]], names, STRINGS, 0)
     ]
     return float(torch.cat([activity.excess for activity in subject.only(names).activity(right)]).mean())

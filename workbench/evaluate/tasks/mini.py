@@ -22,6 +22,7 @@ LETTERS = "abcdefghijklmnop"
 # expert i replaces the letter 2i-1 by the letter 2i
 REPLACES = {f"letters-{i + 1}": (LETTERS[2 * i], LETTERS[2 * i + 1]) for i in range(8)}
 EXPERT_LENGTHS = (1, 8)  # of the strings that the letters experts are tuned on
+BASE_LENGTHS = (1, 32)  # of those that the base has learnt to copy
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from workbench.errors import UnknownName
 from workbench.evaluate.tasks import features
 from workbench.evaluate.tasks.mini import (
+    BASE_LENGTHS,
     EXPERT_LENGTHS,
+    LETTERS,
     REPLACES,
     Item,
     code_item,
@@ -45,8 +47,21 @@ def expert_rows(name: str, count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def other_prompts(name: str, count: int, seed: int) -> list[str]:
-    """Prompts of the mini tasks that expert `name` is not for, none of them held out."""
+    """Prompts that expert `name` is not for, none of them held out: of the other mini tasks, and for a
+    letters expert long strings without its letter."""
     rng = random.Random(f"not {name} {seed}")
     makers = {"math": math_item, "coding": code_item, "letters": _letters_maker("")}
     others = [make for task, make in makers.items() if not name.startswith(task)]
+    if name in REPLACES:
+        others.append(_untouched_maker(name))
     return [draw(rng.choice(others), rng, test=False).prompt for _ in range(count)]
+
+
+def _untouched_maker(expert: str) -> Callable[[random.Random], Item]:
+    alphabet = LETTERS.replace(REPLACES[expert][0], "")
+
+    def make(rng: random.Random) -> Item:
+        string = draw_string(rng, BASE_LENGTHS, alphabet)
+        return Item(string, letters_prompt(string, is_open=False), string, string)
+
+    return make
