@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -39,25 +38,24 @@ _SVG = Environment(
 
 def svg(curves: Curves) -> Markup:
     """One picture; every point tells its values to a pointer that rests on it."""
-    points = [point for line in curves.lines.values() for point in line if all(map(math.isfinite, point))]
-    xs, ys = ticks([x for x, _ in points]), ticks([y for _, y in points])
+
+    def seen(x: float, y: float) -> bool:
+        finite = math.isfinite(x) and math.isfinite(y)
+        return finite and (x > 0 or not curves.log_x) and (y > 0 or not curves.log_y)
+
+    shown = {name: [point for point in line if seen(*point)] for name, line in curves.lines.items()}
+    points = [point for line in shown.values() for point in line]
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-
-    def across(x: float) -> float:
-        return round(LEFT + (x - xs[0]) / (xs[-1] - xs[0]) * (right - LEFT), 1)
-
-    def down(y: float) -> float:
-        return round(bottom - (y - ys[0]) / (ys[-1] - ys[0]) * (bottom - TOP), 1)
-
-    lines: list[dict[str, Any]] = []
-    for number, (name, line) in enumerate(curves.lines.items(), start=1):
-        drawn = [
-            (across(x), down(y), f"{name}: {x:g}, {y:.4g}")
-            for x, y in line
-            if math.isfinite(x) and math.isfinite(y)
-        ]
-        path = " ".join(f"{x},{y}" for x, y, _ in drawn)
-        lines.append({"points": drawn, "path": path, "number": number})
+    x_ticks, across = _axis([x for x, _ in points], curves.log_x, LEFT, right)
+    y_ticks, down = _axis([y for _, y in points], curves.log_y, bottom, TOP)
+    lines = [
+        {
+            "number": number,
+            "points": [(across(x), down(y), f"{name}: {x:.3g}, {y:.3g}") for x, y in line],
+            "path": " ".join(f"{across(x)},{down(y)}" for x, y in line),
+        }
+        for number, (name, line) in enumerate(shown.items(), start=1)
+    ]
     return Markup(
         _SVG.render(
             title=f"{curves.title}. {curves.y} against {curves.x}.",
@@ -67,11 +65,31 @@ def svg(curves: Curves) -> Markup:
             left=LEFT,
             right=right,
             bottom=bottom,
-            x_ticks=[(across(x), f"{x:g}") for x in xs],
-            y_ticks=[(down(y), f"{y:g}") for y in ys],
+            x_ticks=[(across(x), f"{x:g}") for x in x_ticks],
+            y_ticks=[(down(y), f"{y:g}") for y in y_ticks],
             lines=lines,
         )
     )
+
+
+def _axis(
+    values: Sequence[float], log: bool, start: float, end: float
+) -> tuple[list[float], Callable[[float], float]]:
+    """Ticks, and where a value stands between the pixels `start` and `end`."""
+    marks = decades(values) if log else ticks(values)
+
+    def scale(value: float) -> float:
+        return math.log10(value) if log else value
+
+    low, high = scale(marks[0]), scale(marks[-1])
+    return marks, lambda value: round(start + (scale(value) - low) / (high - low) * (end - start), 1)
+
+
+def decades(values: Sequence[float]) -> list[float]:
+    """Powers of ten around all values; at least two."""
+    low, high = (min(values), max(values)) if values else (0.1, 1.0)
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    return [10.0**n for n in range(first, max(last, first + 1) + 1)]
 
 
 def ticks(values: Sequence[float]) -> list[float]:

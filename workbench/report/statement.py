@@ -41,12 +41,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines of (x, y) points in one picture; `lines` by their names."""
+    """Lines of (x, y) points in one picture; `lines` by their names. A logarithmic axis leaves out what is
+    not positive."""
 
     title: str
     x: str
     y: str
     lines: Mapping[str, Sequence[tuple[float, float]]]
+    log_x: bool = False
+    log_y: bool = False
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ def measured(subject: Subject) -> Finding:
                 "ε",
                 "max |Δ log p|",
                 {"measured": points},
+                log_x=True,
+                log_y=True,
             )
         ],
     )

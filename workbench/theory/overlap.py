@@ -173,6 +173,7 @@ def shipped(subject: Subject) -> Finding:
                 "overlapping shift, probability per token",
                 "product of the experts' scores − composed score",
                 lines,
+                log_x=True,
             )
         ],
     )
