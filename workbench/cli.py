@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from enum import StrEnum
 from importlib.metadata import version
 from io import TextIOWrapper
@@ -14,17 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from workbench import options
+from workbench import options, terminal
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.decode.engine import Engine
     from workbench.experts.lora import Expert
-    from workbench.report.statement import Row as Statement
-    from workbench.report.summary import Row
 
 app = typer.Typer(
     help="Compose LoRA experts of one language model without training again, and compare the ways to do it.",
@@ -153,7 +148,7 @@ def compare(
     with RunFolder(folder_path, config) as folder:
         before = len(folder.samples)
         try:
-            with _progress(len(items) * len(plans)) as advance:
+            with terminal.samples_progress(err, len(items) * len(plans)) as advance:
                 samples = harness.run(engine, plans, items, folder, batch_size, advance, names)
         except KeyboardInterrupt:
             err.print("stopped; the same command goes on from here", highlight=False)
@@ -163,7 +158,7 @@ def compare(
         folder.write("results.json", results_json(rows))
         folder.write("report.md", page.write_markdown(rows, folder.config))
         folder.write("report.html", page.write_page(rows, samples, folder.config))
-        Console(width=max(out.width, 100)).print(_table(rows, compositions=names))  # cut nothing
+        Console(width=max(out.width, 100)).print(terminal.scores(rows, compositions=names))  # cut nothing
         kept = f" ({before} of them from before)" if before else ""
         where = f"{len(samples)} samples{kept} and the report: {folder_path}/report.html"
         out.print(where, highlight=False, soft_wrap=True, markup=False)
@@ -254,8 +249,8 @@ def verify(
     engine.check([item.request for item in asked])
     subject = Subject(engine.base, tuple(loaded), asked, batch_size)
     shipped = shipped_subject(engine.base, batch_size) if base in SHIPPED and experts is None else None
-    with err.status("") as status:
-        checks = list(theory.run(subject, shipped, lambda about: status.update(f"checking: {about}")))
+    with terminal.checks_progress(err, len(theory.CHECKS)) as on_check:
+        checks = list(theory.run(subject, shipped, on_check))
     settings = {
         "base": engine.base.sha256,
         **{f"expert {expert.name}": expert.sha256 for expert in loaded},
@@ -265,9 +260,7 @@ def verify(
     }
     write_file(output / "results.json", report.results_json(checks, settings))
     write_file(output / "report.html", report.write_page(checks, settings))
-    for _, about, finding in checks:
-        out.print(f"[bold]{escape(about)}[/bold]")
-        out.print(_statements(finding.rows))
+    Console(width=max(out.width, 120)).print(terminal.statements(checks))
     for _, _, finding in checks:
         for sentence in finding.words:
             out.print(sentence, highlight=False, markup=False, soft_wrap=True)
@@ -333,69 +326,3 @@ def _open(base: str, paths: dict[str, str]) -> tuple[Engine, list[Expert]]:
         torch.set_num_threads(1)
     check_experts(opened, experts)
     return Engine(opened, ExpertBank(opened.model, experts)), experts
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    columns = (
-        TextColumn("{task.description:<12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, transient=True) as progress:
-        bar = progress.add_task("", total=total, rate="")
-
-        def advance(method: str, count: int) -> None:
-            speed = progress.tasks[0].finished_speed or progress.tasks[0].speed
-            rate = f"{speed:.0f} samples/s" if speed else ""
-            progress.update(bar, advance=count, description=escape(method), rate=rate)
-
-        yield advance
-
-
-def _statements(rows: Sequence[Statement]) -> Table:
-    from workbench.report.verify import number, verdict
-
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), expand=True)
-    table.add_column("statement", ratio=4, overflow="fold")
-    table.add_column("quantity", ratio=4, overflow="fold")
-    for name in ("measured", "tolerance"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("holds", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            escape(row.statement) + (" [dim](broken on purpose)[/dim]" if row.broken else ""),
-            escape(row.quantity),
-            number(row.value),
-            row.tolerance,
-            verdict(row.holds),
-            style="red" if row.holds is False else None,
-        )
-    return table
-
-
-def _table(rows: list[Row], compositions: list[str]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("task", "metric", "method"):
-        table.add_column(name, no_wrap=True)
-    overlap = any(row.overlap for row in rows)
-    for name in ("score", "95 % CI", "n", "eos", "stop", "length", *(["overlap"] if overlap else [])):
-        table.add_column(name, justify="right", no_wrap=True)
-    for before, row in zip([None, *rows], rows, strict=False):
-        first = before is None or row.task != before.task
-        if first and before is not None:
-            table.add_row()
-        table.add_row(
-            escape(row.task) if first else "",
-            row.metric if first else "",
-            escape(row.method),
-            f"{100 * row.score:.1f}",
-            f"{100 * row.low:.1f}–{100 * row.high:.1f}",
-            str(row.n),
-            *(str(row.ended.get(why, 0)) for why in ("eos", "stop", "length")),
-            *([f"{100 * row.overlap['share']:.1f} %" if row.overlap else ""] if overlap else []),
-            style="bold" if row.method in compositions else None,
-        )
-    return table

@@ -58,3 +58,4 @@ def test_results_hold_everything():
     assert [row["holds"] for row in first["rows"]] == [True, True, None]
     assert first["curves"][0]["lines"] == {"line <1>": [[1, 2], [3, 4]]}
     assert first["words"] == ["<b>safe</b>"]
+    assert read["checks"]["two"]["rows"][0]["value"] is None

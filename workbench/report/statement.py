@@ -38,6 +38,10 @@ class Row:
             return f"≥ {self.at_least:g}"
         return "" if self.at_most is None else f"≤ {self.at_most:g}"
 
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "FAILS", None: "–"}[self.holds]
+
 
 @dataclass(frozen=True)
 class Curves:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
+from math import isfinite
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -28,19 +29,11 @@ def sentence(checks: Checks) -> str:
     )
 
 
-def number(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def verdict(holds: bool | None) -> str:
-    return {True: "holds", False: "FAILS", None: "–"}[holds]
-
-
 def write_page(checks: Checks, settings: Mapping[str, Any]) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "verdict": verdict, "svg": svg}
+    environment.filters["svg"] = svg
     template = files(__package__).joinpath("verify.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         checks=checks,
@@ -53,7 +46,10 @@ def results_json(checks: Checks, settings: Mapping[str, Any]) -> str:
     found = {
         name: {
             "about": about,
-            "rows": [asdict(row) | {"holds": row.holds} for row in finding.rows],
+            "rows": [
+                asdict(row) | {"value": row.value if isfinite(row.value) else None, "holds": row.holds}
+                for row in finding.rows
+            ],
             "curves": [asdict(curves) for curves in finding.curves],
             "words": list(finding.words),
         }
