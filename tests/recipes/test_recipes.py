@@ -160,6 +160,7 @@ BAD: list[tuple[str, dict[str, str], str]] = [
     ("", {"data": "none.jsonl"}, "no data file 'none.jsonl'"),
     ("", {"base": "/none/such"}, "no folder '/none/such'"),
     ("", {"report_to": "wandbb"}, "did you mean wandb"),
+    ("", {"target_modules": "q_proj k_projj"}, "unknown target module 'k_projj': did you mean k_proj"),
     ("", {"rank": "0"}, "rank is 0: an integer of at least 1"),
     ("", {"learning_rate": "nan"}, "learning_rate is nan"),
     ("", {"keep": "1"}, "keep is 1.0: from 0 to below 1"),
@@ -182,7 +183,10 @@ def test_a_mistake_is_one_line_and_status_2(
 ) -> None:
     config, output = tmp_path / "c.yaml", tmp_path / "out"
     config.write_text(text or f"data: math\noutput: {output}\nsteps: 1\n")
-    assert recipe("--config", config, *[part for k, v in options.items() for part in (f"--{k}", v)]) == 2
+    assert (
+        recipe("--config", config, *[part for k, v in options.items() for part in (f"--{k}", *v.split())])
+        == 2
+    )
     error = capsys.readouterr().err
     assert says in error
     assert error.startswith("error: ")
