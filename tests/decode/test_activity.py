@@ -8,7 +8,7 @@ from conftest import ADAPTERS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from workbench.decode.activity import calibrate, measure
+from workbench.decode.activity import _measures, calibrate, measure
 from workbench.experts.bank import ExpertBank
 from workbench.experts.lora import read_expert
 from workbench.models import open_base
@@ -50,6 +50,21 @@ def test_activity_is_that_of_pefts_experts(models_folder, kind):
         excess = (total.sum(0) - total.amax(0)).sum(-1) / 2
         torch.testing.assert_close(activity.excess.double(), excess, atol=1e-5, rtol=0)
     assert found[1].kl.max() > 0.01
+
+
+def test_experts_meet_at_the_token_they_raise_together():
+    log_p = torch.tensor(
+        [
+            [[0.8, 0.1, 0.05, 0.05]],  # the base
+            [[0.1, 0.8, 0.05, 0.05]],  # raises 1
+            [[0.2, 0.7, 0.05, 0.05]],  # raises 1
+            [[0.1, 0.1, 0.05, 0.75]],  # raises 3, and lowers 0 as the others do
+        ]
+    ).log()
+    meeting = _measures(log_p)[3]
+    assert meeting[0, 1].tolist() == [1]
+    assert meeting[0, 2].tolist() == meeting[1, 2].tolist() == [0]
+    assert meeting[2, 2].tolist() == [3]
 
 
 def test_the_threshold_is_the_one_of_the_best_f1():

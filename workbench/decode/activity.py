@@ -32,7 +32,8 @@ class Activity:
     kl       (k, T)     KL(p_i ‖ p_b), nats
     changes  (k, T)     True where the expert's likeliest token is not the base's
     shared   (k, k, T)  Σ_x min(|s_i|, |s_j|); the diagonal is Σ_x |s_i|
-    meeting  (k, k, T)  the token at which the shared shift is largest
+    meeting  (k, k, T)  the token that both raise the most; where they raise none together, that of the
+                        largest shared shift
     excess   (T,)       ½ Σ_x (Σ_i |s_i| − max_i |s_i|): the probability that a sum moves more than once
     """
 
@@ -99,7 +100,8 @@ def _measures(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     base, experts = log_p[0], log_p[1:]
     p = experts.exp()
     kl = (p * (experts - base).nan_to_num(0.0)).sum(-1).clamp(min=0)  # (k, T)
-    shift = (p - base.exp()).abs()  # (k, T, vocab)
+    shift = p - base.exp()  # (k, T, vocab)
+    gain, shift = shift.clamp(min=0), shift.abs()
     k, T = kl.shape
     shared = shift.new_zeros(k, k, T)
     meeting = torch.zeros(k, k, T, dtype=torch.long, device=shift.device)
@@ -107,7 +109,10 @@ def _measures(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         for j in range(i + 1):
             common = torch.minimum(shift[i], shift[j])  # (T, vocab)
             shared[i, j] = shared[j, i] = common.sum(-1)
-            meeting[i, j] = meeting[j, i] = common.argmax(-1)
+            both_gain = torch.minimum(gain[i], gain[j])
+            agree = both_gain.amax(-1) > common.amax(-1) / 2
+            where = torch.where(agree, both_gain.argmax(-1), common.argmax(-1))
+            meeting[i, j] = meeting[j, i] = where
     excess = (shift.sum(dim=(0, 2)) - shift.amax(dim=0).sum(-1)) / 2
     return kl, experts.argmax(-1) != base.argmax(-1), shared, meeting, excess
 

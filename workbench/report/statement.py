@@ -33,10 +33,10 @@ class Row:
     @property
     def tolerance(self) -> str:
         if self.at_least is not None and self.at_most is not None:
-            return f"{self.at_least:g} to {self.at_most:g}"
+            return f"{self.at_least:.3g} to {self.at_most:.3g}"
         if self.at_least is not None:
-            return f"≥ {self.at_least:g}"
-        return "" if self.at_most is None else f"≤ {self.at_most:g}"
+            return f"≥ {self.at_least:.3g}"
+        return "" if self.at_most is None else f"≤ {self.at_most:.3g}"
 
     @property
     def verdict(self) -> str:
