@@ -76,7 +76,7 @@ def launch(output: Path, *options: str) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert '"rank": 8' in done.stdout
+    assert '"rank": 4' in done.stdout
     assert re.search(r"(19\d|200) rows, 0 dropped", done.stdout)  # a sample without an end is not kept
 
 
