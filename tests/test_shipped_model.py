@@ -17,8 +17,8 @@ from workbench.report.summary import summarize
 METHODS = ["logit", "task_arith"]
 
 
-def scores(folder, experts, tasks):
-    """{(task, method): score} on all 256 held-out problems."""
+def scores(folder, experts, tasks, plans=None):
+    """{(task, method): score} on all 256 held-out problems; `plans` are the methods run, by default all."""
     base = open_base("mini")
     read = [read_expert(name, str(shipped_experts("mini")[name])) for name in experts]
     engine = Engine(base, ExpertBank(base.model, read))
@@ -30,10 +30,11 @@ def scores(folder, experts, tasks):
         sampling=Sampling(),
         max_new_tokens=None,
     )
-    plans = comparison.plans(experts, METHODS, None)
+    made = comparison.plans(experts, METHODS, None)
+    made = {name: plan for name, plan in made.items() if plans is None or name in plans}
     with RunFolder(folder, {}) as run:
-        samples = harness.run(engine, plans, items, run, 128, lambda *_: None)
-    rows = summarize(samples, {task: TASKS[task].metric for task in tasks}, list(plans))
+        samples = harness.run(engine, made, items, run, 128, lambda *_: None)
+    rows = summarize(samples, {task: TASKS[task].metric for task in tasks}, list(made))
     assert all(row.n == 256 for row in rows)
     return {(row.task, row.method): row.score for row in rows}
 
@@ -67,7 +68,8 @@ def test_math_and_coding_keep_what_each_expert_has(tmp_path):
 
 
 def test_all_four_default_experts_at_once(tmp_path):
-    got = scores(tmp_path, list(DEFAULT_EXPERTS), ["letters", "mini_math", "mini_code"])
+    tasks = ["letters", "mini_math", "mini_code"]
+    got = scores(tmp_path, list(DEFAULT_EXPERTS), tasks, ["math", "coding", *METHODS])
     for method in METHODS:
         assert got["letters", method] >= 0.95
         for task, expert in (("mini_math", "math"), ("mini_code", "coding")):
